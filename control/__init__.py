@@ -1,0 +1,1 @@
+"""Learners, replay, loops, evaluation and the policy artefact."""

@@ -1,0 +1,1 @@
+"""From specialists to one generalist: datasets, training, evaluation, reports, the pipeline."""

@@ -1,0 +1,1 @@
+"""Drivers, sensors, emulators, safety and deployment. Never imports torch."""

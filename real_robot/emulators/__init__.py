@@ -1,0 +1,1 @@
+"""The device side of each wire protocol, in front of one MuJoCo process."""

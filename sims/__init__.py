@@ -1,0 +1,1 @@
+"""Engines, worlds, tasks, rendering and adapters to other people's environments."""

@@ -1,0 +1,1 @@
+"""Scene, layouts, robot tables and success predicates. Torch-free."""

@@ -1,0 +1,1 @@
+"""Reward models from pictures and sentences: protocol, CLIP, fitting."""
