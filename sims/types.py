@@ -74,7 +74,8 @@ class EnvSpec:
 
 
 def _array_spec(data: Mapping[str, Any]) -> ArraySpec:
-    return ArraySpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return ArraySpec(**fields)
 
 
 @dataclass(frozen=True)
