@@ -23,7 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("distill.doctor", "check this machine: versions, rendering, sentence encoder, serial ports"),
 }
 
-USAGE = """distillery - train specialists in simulation, distil one generalist that follows language, deploy it on a robot.
+USAGE = """distillery - train specialists in simulation, distil one generalist that follows language, run it on a robot.
 
 usage: distillery <verb> [option=value ...]
        distillery <verb> --help
