@@ -60,8 +60,8 @@ HELDOUT_SKELETONS: dict[str, tuple[str, ...]] = {
     ),
     "lift": (
         "get the {c} cube up off the tabletop", "elevate the {c} block",
-        "i would like the {c} cube to be lifted into the air", "could you take hold of the {c} cube and bring it upward",
-        "the {c} block should be raised high", "hoist the {c} cube",
+        "i would like the {c} cube to be lifted into the air", "the {c} block should be raised high",
+        "could you take hold of the {c} cube and bring it upward", "hoist the {c} cube",
     ),
 }  # fmt: skip
 
@@ -110,8 +110,9 @@ TASK_VERBS: dict[str, tuple[str, ...]] = {
     "lift": ("lift", "pick", "raise", "hold", "grab", "grasp", "elevate", "hoist", "take"),
 }
 OTHER_VERBS = (
-    "open", "close", "throw", "kick", "drop", "rotate", "turn", "spin", "stack", "insert", "pour", "wipe", "cut", "break",
-    "eat", "drink", "dance", "sing", "write", "read", "fold", "shake", "roll", "paint", "wash", "clean", "sort", "balance",
+    "open", "close", "throw", "kick", "drop", "rotate", "turn", "spin", "stack", "insert", "pour", "wipe", "cut",
+    "break", "eat", "drink", "dance", "sing", "write", "read", "fold", "shake", "roll", "paint", "wash", "clean", "sort",
+    "balance",
 )  # fmt: skip
 
 

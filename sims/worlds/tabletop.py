@@ -45,7 +45,10 @@ SPLITS = tuple(OBJECT_RANGES)
 
 @dataclass(frozen=True)
 class Layout:
-    """One start. ``q`` (6,) rad; ``marker``, ``green_button``, ``yellow_button`` (3,) m; cubes (7,) position and quaternion."""
+    """One start.
+
+    ``q`` (6,) rad; ``marker``, ``green_button``, ``yellow_button`` (3,) m; cubes (7,) position and quaternion.
+    """
 
     q: np.ndarray
     marker: np.ndarray
