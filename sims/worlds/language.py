@@ -111,8 +111,8 @@ TASK_VERBS: dict[str, tuple[str, ...]] = {
 }
 OTHER_VERBS = (
     "open", "close", "throw", "kick", "drop", "rotate", "turn", "spin", "stack", "insert", "pour", "wipe", "cut",
-    "break", "eat", "drink", "dance", "sing", "write", "read", "fold", "shake", "roll", "paint", "wash", "clean", "sort",
-    "balance",
+    "break", "eat", "drink", "dance", "sing", "write", "read", "fold", "shake", "roll", "paint", "wash", "clean",
+    "sort", "balance",
 )  # fmt: skip
 
 

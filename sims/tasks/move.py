@@ -1,0 +1,26 @@
+"""Bring a cube to rest on the marker; dragging counts, as does carrying."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sims.reward_terms import near
+from sims.tasks.base import Scene, Task, distance
+from sims.tasks.scripted import MoveScript
+from sims.worlds.predicates import move_distance, move_ok
+
+
+def terms(scene: Scene) -> dict[str, np.ndarray]:
+    hand, rest = distance(scene.grasp, scene.goal), move_distance(scene.goal, scene.marker)
+    return {
+        "near": 0.25 * near(hand, 8.0),
+        "rest": 0.75 * near(rest, 7.0),
+        "precise": 0.25 * near(rest, 30.0),
+    }
+
+
+def ok(scene: Scene) -> np.ndarray:
+    return move_ok(scene.goal, scene.goal_velocity, scene.marker)
+
+
+MOVE = Task("move", terms, ok, MoveScript)
