@@ -1,0 +1,122 @@
+"""Checkpoints: a folder of ``tensors.safetensors`` and ``state.json``, replaced as a whole, never unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sims.errors import UserError
+
+
+def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``state`` (nested dicts and lists of tensors, arrays, numbers, strings, None) to the folder ``path``.
+
+    The folder appears complete or not at all: it is written beside and renamed; a previous one is kept under
+    ``<path>.old`` for the moment in which neither name is there.
+    """
+    fresh, old = _beside(path, ".new"), _beside(path, ".old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    tensors: dict[str, Tensor] = {}
+    tree = _pack(state, tensors)
+    file = fresh / "tensors.safetensors"
+    save_file(tensors, file)
+    document = {"sha256": sha256(file), "state_sha256": _digest(tree), "state": tree}
+    (fresh / "state.json").write_text(json.dumps(document))
+    for written in (file, fresh / "state.json", fresh):
+        _fsync(written)
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        os.rename(path, old)
+    os.rename(fresh, path)
+    _fsync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def has_checkpoint(path: Path) -> bool:
+    return path.is_dir() or _beside(path, ".old").is_dir()
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a folder written by :func:`save_checkpoint`.
+
+    Raises:
+        UserError: nothing there, a file missing, or contents that do not agree with their checksum.
+    """
+    folder = path if path.is_dir() else _beside(path, ".old")
+    if not folder.is_dir():
+        raise UserError(f"no checkpoint at {path}. Give the folder of a run that has one, or start a new run.")
+    try:
+        document = json.loads((folder / "state.json").read_text())
+        file = folder / "tensors.safetensors"
+        if sha256(file) != document["sha256"]:
+            raise ValueError("checksum of tensors.safetensors differs from state.json")
+        if _digest(document["state"]) != document["state_sha256"]:
+            raise ValueError("checksum of state.json differs")
+        return _unpack(document["state"], load_file(file))
+    except Exception as error:
+        raise UserError(
+            f"damaged checkpoint {folder}: {error}. "
+            "Restore the folder from a copy, or delete it to start this run again."
+        ) from error
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _digest(tree: Any) -> str:
+    return hashlib.sha256(json.dumps(tree).encode()).hexdigest()
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _pack(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON tree in which tensors and arrays are references into ``tensors``."""
+    if isinstance(node, Mapping):
+        return {"dict": [[key, _pack(value, tensors)] for key, value in node.items()]}
+    if isinstance(node, (list, tuple)):
+        return {"list": [_pack(value, tensors) for value in node]}
+    if isinstance(node, (np.ndarray, np.generic)):
+        kind, node = "array", torch.from_numpy(np.array(node))
+    elif isinstance(node, Tensor):
+        kind = "tensor"
+    elif node is None or isinstance(node, (bool, int, float, str)):
+        return {"value": node}
+    else:
+        raise TypeError(f"cannot checkpoint a {type(node).__name__}: {node!r:.80}")
+    name = str(len(tensors))
+    tensors[name] = node.detach().cpu().contiguous().clone()
+    return {kind: name}
+
+
+def _unpack(node: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    ((kind, content),) = node.items()
+    if kind == "dict":
+        return {key: _unpack(value, tensors) for key, value in content}
+    if kind == "list":
+        return [_unpack(value, tensors) for value in content]
+    if kind == "array":
+        return tensors[content].numpy()
+    return tensors[content] if kind == "tensor" else content

@@ -1,0 +1,153 @@
+"""Settings of training. Torch-free: the command line reads it before anything heavy is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from sims.errors import UserError
+from vlm_rewards.config import EnvReward
+
+
+@dataclass
+class AlgoConfig:
+    """What SAC and DSAC-T share. The defaults are those of the tabletop trials (``budget``)."""
+
+    name: str = field(default="", metadata={"help": "which learner: sac or dsact"})
+    gamma: float | None = field(default=None, metadata={"help": "discount per step; null: the task's own, else 0.99"})
+    tau: float = field(default=0.005, metadata={"help": "share of the online weights that enters the targets a step"})
+    lr: float = field(default=3e-4, metadata={"help": "learning rate of actor and critics (Adam)"})
+    lr_alpha: float = field(default=3e-4, metadata={"help": "learning rate of log alpha (Adam)"})
+    alpha: float = field(default=0.05, metadata={"help": "initial entropy weight"})
+    target_entropy: float | None = field(default=None, metadata={"help": "nats in the unit box; null: minus |A|"})
+    policy_delay: int = field(default=2, metadata={"help": "critic steps per actor and alpha step"})
+    batch_size: int = field(default=256, metadata={"help": "transitions per update"})
+    n_step: int = field(default=1, metadata={"help": "rewards summed before the bootstrap"})
+    warmup_steps: int = field(default=1_000, metadata={"help": "environment steps before the first update"})
+    random_warmup: bool = field(default=True, metadata={"help": "warm up with uniform actions, else with the policy"})
+    buffer_size: int = field(default=1_000_000, metadata={"help": "transitions kept in replay"})
+    width: int = field(default=128, metadata={"help": "units per hidden layer"})
+    depth: int = field(default=2, metadata={"help": "hidden layers"})
+    activation: str = field(default="relu", metadata={"help": "relu or gelu"})
+    critic_layer_norm: bool = field(default=True, metadata={"help": "LayerNorm in the critics (RLPD needs it)"})
+    log_std_min: float = field(default=-10.0, metadata={"help": "lower clamp of the policy's log standard deviation"})
+    log_std_max: float = field(default=2.0, metadata={"help": "upper clamp of the policy's log standard deviation"})
+    normalize: bool = field(default=False, metadata={"help": "running normalisation of the features"})
+
+    def __post_init__(self) -> None:
+        _require("algo.gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= 1, "between 0 and 1")
+        _require("algo.tau", self.tau, 0 < self.tau <= 1, "in (0, 1]")
+        _require("algo.alpha", self.alpha, self.alpha > 0, "above 0")
+        for name in ("policy_delay", "batch_size", "n_step", "buffer_size", "width", "depth"):
+            _require(f"algo.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _require("algo.activation", self.activation, self.activation in ("relu", "gelu"), "relu or gelu")
+        _require("algo.log_std_min", self.log_std_min, self.log_std_min < self.log_std_max, "below algo.log_std_max")
+
+
+@dataclass
+class SACConfig(AlgoConfig):
+    """Soft actor-critic (Haarnoja et al., arXiv 1812.05905)."""
+
+    name: str = field(default="sac", metadata={"help": "fixed: sac"})
+
+
+@dataclass
+class DSACTConfig(AlgoConfig):
+    """DSAC-T (Duan et al., arXiv 2310.05858)."""
+
+    name: str = field(default="dsact", metadata={"help": "fixed: dsact"})
+    xi: float = field(default=3.0, metadata={"help": "clipping bound in standard deviations"})
+    tau_b: float = field(default=0.005, metadata={"help": "rate of the running E[sigma] and E[sigma^2]"})
+    epsilon: float = field(default=0.1, metadata={"help": "added to sigma^2, sigma^3 and omega"})
+    omega: str = field(
+        default="paper", metadata={"help": "gradient scale: paper: average E[sigma^2]; code: (average E[sigma])^2"}
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require("algo.omega", self.omega, self.omega in ("paper", "code"), "paper or code")
+
+
+def dsact_paper() -> DSACTConfig:
+    """The published settings (arXiv 2310.05858 and its code): slow, for comparison with the paper."""
+    return DSACTConfig(
+        gamma=0.99, lr=1e-4, lr_alpha=3e-4, alpha=math.e, batch_size=256, warmup_steps=10_000, random_warmup=False,
+        width=256, depth=3, activation="gelu", critic_layer_norm=False, log_std_min=-20.0, log_std_max=0.5,
+    )  # fmt: skip
+
+
+ALGOS: dict[str, type[AlgoConfig]] = {"sac": SACConfig, "dsact": DSACTConfig}
+
+
+@dataclass
+class TrainConfig:
+    """One specialist: a world, a learner, a reward, a budget."""
+
+    env: str = field(default="tabletop/reach", metadata={"help": "tabletop/<task>, gym/<id> or brax/<name>"})
+    env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "options of sims.registry.make"})
+    num_envs: int = field(default=16, metadata={"help": "environments that step together"})
+    algo: Any = field(default=None, metadata={"help": "group: the learner; None from Python: DSAC-T"})
+    reward: Any = field(default=None, metadata={"help": "group: the reward; None from Python: the task's own"})
+    steps: int = field(default=150_000, metadata={"help": "environment steps, all environments together"})
+    utd: float = field(default=0.125, metadata={"help": "updates per environment step"})
+    stop_success: float | None = field(
+        default=None,
+        metadata={"help": "stop at this success in two evaluations running; 0: never; null: 0.97 on the task's reward"},
+    )
+    eval_every: int = field(default=8_000, metadata={"help": "environment steps between evaluations; 0: only the last"})
+    eval_episodes: int = field(default=48, metadata={"help": "episodes of each evaluation on the way"})
+    final_episodes: int = field(default=100, metadata={"help": "episodes of the last evaluation, on fresh starts"})
+    demos: int | None = field(default=None, metadata={"help": "scripted successes as prior data; null: the task's own"})
+    prior_share: float = field(default=0.25, metadata={"help": "share of prior data in a batch (0.5 in RLPD)"})
+    log_every: int = field(default=2_000, metadata={"help": "environment steps between rows of metrics.jsonl"})
+    checkpoint_seconds: float = field(default=30.0, metadata={"help": "seconds between checkpoints"})
+    seed: int = field(default=0, metadata={"help": "seed of everything"})
+    threads: int = field(default=1, metadata={"help": "torch and simulator threads; more were slower on busy machines"})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
+    out: str = field(default="runs/train", metadata={"help": "folder of the run; an unfinished one is resumed"})
+
+    def __post_init__(self) -> None:
+        # groups have no default in the schema: hydra could not replace it by another option
+        self.algo = DSACTConfig() if self.algo is None else self.algo
+        self.reward = EnvReward() if self.reward is None else self.reward
+        for name in ("num_envs", "steps", "threads", "log_every", "final_episodes", "eval_episodes"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _require("utd", self.utd, self.utd > 0, "above 0")
+        _require("eval_every", self.eval_every, self.eval_every >= 0, "0 or more")
+        _require("demos", self.demos, self.demos is None or self.demos >= 0, "0 or more")
+        _require("prior_share", self.prior_share, 0 <= self.prior_share < 1, "in [0, 1)")
+        stop = self.stop_success
+        _require("stop_success", stop, stop is None or 0 <= stop <= 1, "between 0 and 1")
+
+
+# Measured on one core (see the README): the discount is about one over the steps that a task takes, and demonstrations
+# are needed where exploration does not find the grasp.
+TASK_SETTINGS: dict[str, dict[str, float]] = {
+    "reach": {"gamma": 0.95, "demos": 0},
+    "press": {"gamma": 0.95, "demos": 0},
+    "lift": {"gamma": 0.97, "demos": 16},  # without: the policy tilts a grasped cube and never lifts it
+    "move": {"gamma": 0.98, "demos": 47},  # grasp and drag takes the longest
+}
+
+
+def resolve(cfg: TrainConfig) -> TrainConfig:
+    """A copy of ``cfg`` in which every ``None`` that means "the task's own" is a number; ``cfg`` stays as it is."""
+    world, _, name = cfg.env.partition("/")
+    task = TASK_SETTINGS.get(name.split("_")[0], {}) if world == "tabletop" else {}
+    gamma = cfg.algo.gamma if cfg.algo.gamma is not None else task.get("gamma", 0.99)
+    sentence = not isinstance(cfg.reward, EnvReward)
+    # demonstrations are chosen by the true success, which a sentence-rewarded learner must not see
+    demos = cfg.demos if cfg.demos is not None else (0 if sentence else int(task.get("demos", 0)))
+    stop = cfg.stop_success if cfg.stop_success is not None else (0.97 if task and not sentence else 0.0)
+    if sentence and stop:
+        raise UserError(f"stop_success={stop} with a sentence reward would stop on the true success, which this "
+                        "learner must not see. Leave stop_success out and set steps.")  # fmt: skip
+    algo = dataclasses.replace(cfg.algo, gamma=gamma)
+    return dataclasses.replace(cfg, algo=algo, demos=demos, stop_success=stop)
+
+
+def _require(name: str, value: object, good: bool, rule: str) -> None:
+    if not good:
+        raise UserError(f"option {name}={value}: must be {rule}.")

@@ -1,0 +1,131 @@
+"""Multilayer perceptrons as plain functions of one flat parameter vector.
+
+One vector per network makes the rest short and fast: one fused Adam step, one ``lerp_`` for a target network, and
+several members (twin critics) run as one batched product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+
+
+@dataclass(frozen=True)
+class MLP:
+    """The shape of E independent perceptrons; the weights live in a vector ``theta`` of ``num_parameters``.
+
+    Attributes:
+        members: E.
+        sizes: units per layer, input first, output last.
+        layer_norm: LayerNorm with gain and offset after each hidden product (before the activation).
+        activation: name in :data:`ACTIVATIONS`.
+    """
+
+    members: int
+    sizes: tuple[int, ...]
+    layer_norm: bool = False
+    activation: str = "relu"
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the weight, offset (and LayerNorm gain, offset) of every layer, in the order of ``theta``."""
+        shapes: list[tuple[int, ...]] = []
+        for index, (n_in, n_out) in enumerate(zip(self.sizes[:-1], self.sizes[1:])):
+            shapes += [(self.members, n_in, n_out), (self.members, 1, n_out)]
+            if self.layer_norm and index < len(self.sizes) - 2:
+                shapes += [(self.members, 1, n_out)] * 2
+        return shapes
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(self.lengths)
+
+    def init(self, generator: torch.Generator) -> Tensor:
+        """(P,) weights and offsets uniform in +-1/sqrt(fan in), LayerNorm gain 1 and offset 0."""
+        theta = torch.zeros(self.num_parameters)
+        parts = self.split(theta)
+        step = 4 if self.layer_norm else 2
+        for start in range(0, len(parts), step):
+            weight, offset, *norm = parts[start : start + step]
+            bound = 1 / math.sqrt(weight.shape[1])
+            weight.uniform_(-bound, bound, generator=generator)
+            offset.uniform_(-bound, bound, generator=generator)
+            if norm:
+                norm[0].fill_(1.0)
+        return theta
+
+    def split(self, theta: Tensor) -> list[Tensor]:
+        """Views of ``theta`` in the shapes of :attr:`shapes`."""
+        return [part.view(shape) for part, shape in zip(theta.split(self.lengths), self.shapes)]
+
+    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
+        """(N, sizes[0]) shared by all members -> (E, N, sizes[-1])."""
+        return self.forward(self.split(theta), x)
+
+    def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """As :meth:`__call__`, from the parts of :meth:`split`."""
+        activation = ACTIVATIONS[self.activation]
+        h = x.expand(self.members, -1, -1)  # (E, N, F)
+        step = 4 if self.layer_norm else 2
+        for start in range(0, len(parts) - 2, step):
+            weight, offset, *norm = parts[start : start + step]
+            h = torch.baddbmm(offset, h, weight)  # (E, N, H)
+            if norm:
+                h = torch.addcmul(norm[1], F.layer_norm(h, h.shape[-1:]), norm[0])
+            h = activation(h)
+        return torch.baddbmm(parts[-1], h, parts[-2])  # (E, N, O)
+
+
+def actor_mlp(obs_dim: int, act_dim: int, width: int, depth: int, activation: str) -> MLP:
+    """Features -> mean and log standard deviation of the pre-squash Gaussian, as one output of 2 A."""
+    return MLP(1, (obs_dim, *[width] * depth, 2 * act_dim), False, activation)
+
+
+def twin_critic_mlp(
+    obs_dim: int, act_dim: int, outputs: int, width: int, depth: int, activation: str, layer_norm: bool
+) -> MLP:
+    """Features and action -> ``outputs`` per critic, two critics."""
+    return MLP(2, (obs_dim + act_dim, *[width] * depth, outputs), layer_norm, activation)
+
+
+def mean_log_std(output: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Actor output (1, N, 2 A) -> mean (N, A) and clamped log standard deviation (N, A)."""
+    mean, log_std = output.squeeze(0).chunk(2, dim=-1)
+    return mean, log_std.clamp(low, high)
+
+
+def adam(theta: Tensor, lr: float) -> torch.optim.Adam:
+    """Fused Adam over one flat vector: one kernel a step."""
+    return torch.optim.Adam([theta], lr=lr, fused=True)
+
+
+def descend(optimizer: torch.optim.Adam, theta: Tensor, loss: Tensor) -> None:
+    """One step of ``theta`` alone down the gradient of ``loss``."""
+    (theta.grad,) = torch.autograd.grad(loss, theta)
+    optimizer.step()
+
+
+def adam_state(optimizer: torch.optim.Adam) -> dict[str, Tensor]:
+    """Moments and step count of an optimiser of one vector; empty before its first step."""
+    (theta,) = optimizer.param_groups[0]["params"]
+    return dict(optimizer.state.get(theta, {}))
+
+
+def load_adam_state(optimizer: torch.optim.Adam, state: Mapping[str, Tensor]) -> None:
+    """Inverse of :func:`adam_state`."""
+    (theta,) = optimizer.param_groups[0]["params"]
+    optimizer.state[theta] = {k: v.clone() if k == "step" else v.to(theta).clone() for k, v in state.items()}
+    if not state:
+        del optimizer.state[theta]

@@ -1,0 +1,164 @@
+"""Train one specialist: ``python -m control.train env=tabletop/reach algo=dsact out=runs/reach``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from control.config import ALGOS, TrainConfig, resolve
+from sims.errors import UserError
+from sims.verbs import Verb, run_verb, save_config
+from vlm_rewards.config import REWARDS, EnvReward
+
+FREE_TO_CHANGE = ("out", "threads", "device", "checkpoint_seconds", "log_every")  # on resume
+FINAL_SEED = 2_000_003  # start states of the last evaluation
+
+
+def train(cfg: TrainConfig) -> Path:
+    """Train, evaluate and export one specialist; a finished run is reused, an unfinished one resumes.
+
+    Returns:
+        ``cfg.out`` with ``config.yaml``, ``metrics.jsonl``, ``checkpoint/``, ``policy/`` and ``result.json``.
+
+    Raises:
+        UserError: unknown environment or learner, a folder that holds another run, a damaged checkpoint.
+    """
+    cfg = resolve(cfg)
+    out = Path(cfg.out)
+    _check_same_run(cfg, out)
+    if (out / "result.json").exists():
+        return out
+    import torch
+
+    from control.log import write_text
+
+    torch.set_num_threads(cfg.threads)
+    loop = _build_loop(cfg, out)
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "config.yaml").exists():
+        save_config(cfg, out / "config.yaml")
+    try:
+        loop.run()
+        result = _finish(cfg, loop, out)
+        write_text(out / "result.json", json.dumps(result, indent=1))
+    finally:
+        loop.env.close()
+        loop.eval_env.close()
+    return out
+
+
+def _build_loop(cfg: TrainConfig, out: Path) -> Any:
+    from control.checkpoint import has_checkpoint
+    from control.off_policy import OffPolicyLoop
+    from sims.features import FEATURES
+    from sims.registry import make
+
+    options = dict(cfg.env_options)
+    score = None
+    eval_env = make(cfg.env, cfg.num_envs, seed=cfg.seed + 1, **options)
+    if not isinstance(cfg.reward, EnvReward):
+        score, pixels = _reward_model(cfg, eval_env)
+        options |= pixels
+    env = make(cfg.env, cfg.num_envs, seed=cfg.seed, **options)
+    prior = [] if has_checkpoint(out / "checkpoint") else _demonstrations(cfg, eval_env)
+    return OffPolicyLoop(cfg, env, eval_env, FEATURES[env.spec.features], out, score, prior)
+
+
+def _reward_model(cfg: TrainConfig, env: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The reward model's score, and the environment options that render what it reads."""
+    from vlm_rewards import build_reward
+
+    sentence = cfg.reward.instruction or (env.spec.instructions[0] if env.spec.instructions else "")
+    if not sentence:
+        raise UserError(f"reward={cfg.reward.kind} needs a sentence and {cfg.env} has none: set reward.instruction.")
+    model = build_reward(cfg.reward, sentence)
+    return model.score, {"pixels": tuple(model.cameras), "image_size": model.image_size}
+
+
+def _demonstrations(cfg: TrainConfig, env: Any) -> list[Any]:
+    if not cfg.demos:
+        return []
+    from control.demonstrations import collect_demonstrations
+    from sims.tasks import TASKS
+
+    name = cfg.env.partition("/")[2].split("_")[0]
+    if name not in TASKS:
+        raise UserError(f"demos={cfg.demos}: {cfg.env} has no scripted demonstrator. Set demos=0.")
+    demonstrator = TASKS[name].demonstrator(env)
+    return collect_demonstrations(env, demonstrator.act, cfg.demos, cfg.seed + 5_000)
+
+
+def _finish(cfg: TrainConfig, loop: Any, out: Path) -> dict[str, Any]:
+    """Last evaluation on fresh starts, and the artefact."""
+    from control.evaluate import evaluate
+    from control.export import ActorModule, export_policy
+
+    result = evaluate(loop.eval_env, loop.act_greedily, cfg.final_episodes, FINAL_SEED + cfg.seed)
+    spec = loop.env.spec
+    figures = {
+        **result.to_json(spec.control_hz), "env": cfg.env, "algo": cfg.algo.name, "seed": cfg.seed, "steps": loop.step,
+        "updates": loop.learner.updates, "demos": cfg.demos, "wall_s": round(loop.wall, 2),
+        "excluded": loop.replay.excluded, "solved": loop.solved_in_a_row >= 2,
+    }  # fmt: skip
+    module = ActorModule(loop.features, loop.learner, spec)
+    obs = loop.eval_env.reset(EXAMPLE_SEED)
+    example = {k: v for k, v in obs.items() if not k.startswith(_NOT_EXPORTED)}
+    export_policy(module, spec, example, out / "policy", extra={"training": figures})
+    return figures
+
+
+EXAMPLE_SEED = 3_000_003  # observations of the golden vectors
+_NOT_EXPORTED = ("pixels/", "privileged")
+
+
+def _check_same_run(cfg: TrainConfig, out: Path) -> None:
+    """Refuse to reuse or resume a folder that holds a run with other settings."""
+    file = out / "config.yaml"
+    if not file.exists():
+        return
+    import yaml
+
+    try:
+        found = _flat(yaml.safe_load(file.read_text()))
+    except (yaml.YAMLError, AttributeError) as error:
+        raise UserError(f"{file} is damaged ({error}). Delete {out} or choose another out=.") from error
+    want = _flat(json.loads(json.dumps(dataclasses.asdict(cfg))))
+    for name in sorted(found.keys() | want.keys()):
+        if name not in FREE_TO_CHANGE and found.get(name) != want.get(name):
+            raise UserError(
+                f"{out} holds a run with {name}={found.get(name)}, this command says {name}={want.get(name)}. "
+                "Choose another out=, or repeat the settings of that run."
+            )
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+VERB = Verb(
+    name="train",
+    schema=TrainConfig,
+    run=train,
+    sentence="learn one skill in simulation by reinforcement, and write it as a policy artefact",
+    examples=(
+        "distillery train env=tabletop/reach out=runs/reach",
+        "distillery train env=tabletop/lift algo=sac seed=1 out=runs/lift",
+        "distillery train env=gym/Pendulum-v1 num_envs=1 utd=1 steps=20000 out=runs/pendulum",
+    ),
+    groups={"algo": ALGOS, "reward": REWARDS},
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_verb(VERB, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

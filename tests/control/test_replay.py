@@ -1,0 +1,122 @@
+"""Replay: ring order, n-step windows, boundaries, write pointer, prior share."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control.replay import Replay, sample_mixed
+
+
+def _fill(replay, rewards, terminated=None, truncated=None, start=0):
+    """One environment; obs of step t is start+t and its true successor 100+start+t."""
+    t = len(rewards)
+    obs = torch.arange(start, start + t).float().view(t, 1, 1)
+    flags = [torch.tensor(x or [False] * t).view(t, 1) for x in (terminated, truncated)]
+    replay.add(obs, torch.zeros(t, 1, 1), torch.tensor(rewards).float().view(t, 1), *flags, obs + 100)
+
+
+def _at(replay, age, n_step, gamma=0.5):
+    return replay.gather(torch.tensor([age]), gamma, n_step)
+
+
+def test_n_step_sums_discounted_rewards_and_bootstraps_with_gamma_to_the_k():
+    replay = Replay(8, 1, 1, 1)
+    _fill(replay, [1, 2, 4, 8])
+    t = _at(replay, 0, 3)
+    assert t.reward.item() == 1 + 0.5 * 2 + 0.25 * 4
+    assert t.discount.item() == 0.125
+    assert t.next_obs.item() == 102
+
+
+def test_window_stops_at_a_termination_without_bootstrap():
+    replay = Replay(8, 1, 1, 1)
+    _fill(replay, [1, 2, 4, 8], terminated=[False, True, False, False])
+    t = _at(replay, 0, 3)
+    assert (t.reward.item(), t.discount.item(), t.next_obs.item()) == (2.0, 0.0, 101.0)
+    assert _at(replay, 1, 3).reward.item() == 2.0
+
+
+def test_window_stops_at_a_truncation_with_bootstrap_from_the_true_successor():
+    replay = Replay(8, 1, 1, 1)
+    _fill(replay, [1, 2, 4, 8], truncated=[False, True, False, False])
+    t = _at(replay, 0, 3)
+    assert (t.reward.item(), t.discount.item(), t.next_obs.item()) == (2.0, 0.25, 101.0)
+
+
+def test_window_stops_at_the_write_pointer_of_a_full_ring():
+    replay = Replay(4, 1, 1, 1)
+    _fill(replay, [1, 2, 4, 8])
+    _fill(replay, [16, 32], start=4)  # ring now holds steps 2, 3, 4, 5
+    assert _at(replay, 0, 1).obs.item() == 2
+    last = _at(replay, 3, 3)  # nothing after it: one reward only
+    assert (last.obs.item(), last.reward.item(), last.discount.item()) == (5.0, 32.0, 0.5)
+    assert _at(replay, 2, 3).reward.item() == 16 + 0.5 * 32
+
+
+def test_block_longer_than_the_ring_keeps_its_end():
+    replay = Replay(3, 1, 1, 1)
+    _fill(replay, [0, 1, 2, 3, 4, 5, 6])
+    assert [_at(replay, i, 1).reward.item() for i in range(3)] == [4.0, 5.0, 6.0]
+
+
+def test_environments_are_not_mixed():
+    replay = Replay(4, 2, 1, 1)
+    reward = torch.tensor([[1.0, 10.0], [2.0, 20.0]])
+    zero = torch.zeros(2, 2)
+    replay.add(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1), reward, zero, zero, torch.zeros(2, 2, 1))
+    assert replay.gather(torch.tensor([0, 1]), 0.5, 2).reward.tolist() == [2.0, 20.0]
+
+
+def test_non_finite_transition_is_replaced_counted_and_never_crossed():
+    replay = Replay(8, 1, 1, 1)
+    _fill(replay, [1, math.nan, 4, 8])
+    assert replay.excluded == 1
+    batch = replay.gather(torch.arange(4), 0.5, 3)
+    assert torch.isfinite(torch.cat([batch.reward, batch.next_obs.flatten(), batch.discount])).all()
+    assert batch.reward[0].item() == 1.0  # the window from step 0 stops before the hole
+
+
+def test_everything_non_finite_raises():
+    with pytest.raises(FloatingPointError):
+        _fill(Replay(8, 1, 1, 1), [math.nan])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from("..Tt")), min_size=1, max_size=16),
+)
+def test_n_step_equals_the_plain_definition(capacity, n_step, steps):
+    replay = Replay(capacity, 1, 1, 1)
+    for i, (reward, kind) in enumerate(steps):
+        _fill(replay, [reward], [kind == "T"], [kind == "t"], start=i)
+    kept = list(enumerate(steps))[-capacity:]
+    for age in range(len(kept)):
+        total, k = 0.0, 0
+        while True:
+            index, (reward, kind) = kept[age + k]
+            total, k = total + 0.5**k * reward, k + 1
+            if kind in "Tt" or k == n_step or age + k == len(kept):
+                break
+        t = _at(replay, age, n_step)
+        assert t.reward.item() == pytest.approx(total)
+        assert t.discount.item() == (0.0 if kind == "T" else 0.5**k)
+        assert t.next_obs.item() == index + 100
+
+
+def test_prior_share_and_state_round_trip():
+    online, prior = Replay(16, 1, 1, 1), Replay(4, 1, 1, 1)
+    _fill(online, [1.0] * 10)
+    _fill(prior, [2.0] * 4)
+    g = torch.Generator().manual_seed(0)
+    batch = sample_mixed(online, prior, 0.25, 64, 0.9, 1, g)
+    assert (batch.reward == 2).sum().item() == 16
+    assert len(sample_mixed(online, None, 0.25, 64, 0.9, 1, g).reward) == 64
+    copy = Replay(16, 1, 1, 1)
+    copy.load_state_dict(online.state_dict())
+    index = torch.arange(10)
+    assert torch.equal(copy.gather(index, 0.9, 3).next_obs, online.gather(index, 0.9, 3).next_obs)
