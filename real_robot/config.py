@@ -32,7 +32,6 @@ class JointSpec:
     velocity: float = field(metadata={"help": "largest speed of the commanded position, rad/s"})
     acceleration: float = field(metadata={"help": "largest change of that speed, rad/s^2"})
     home: float = field(metadata={"help": "rest position, rad"})
-    window: float = field(default=math.inf, metadata={"help": "a target stays within this of the measurement, rad"})
     sign: int = 1
     zero_ticks: int = field(default=TICKS_PER_TURN // 2, metadata={"help": "encoder reading at 0 rad"})
     ticks_per_rad: float = TICKS_PER_TURN / (2 * math.pi)
@@ -44,8 +43,8 @@ class JointSpec:
             raise UserError(f"joint '{self.name}': home {self.home} lies outside [{self.low}, {self.high}].")
         if self.sign not in (-1, 1) or not 0 <= self.id <= 253:
             raise UserError(f"joint '{self.name}': sign must be 1 or -1 and id 0..253, found {self.sign}, {self.id}.")
-        if min(self.velocity, self.acceleration, self.window, self.ticks_per_rad) <= 0:
-            raise UserError(f"joint '{self.name}': velocity, acceleration, window, ticks_per_rad must be positive.")
+        if min(self.velocity, self.acceleration, self.ticks_per_rad) <= 0:
+            raise UserError(f"joint '{self.name}': velocity, acceleration, ticks_per_rad must be positive.")
 
 
 @dataclass
@@ -57,7 +56,9 @@ class RobotSpec:
     joints: tuple[JointSpec, ...]
     port: str = ""
     emulator: str = field(default="", metadata={"help": "emulator module to start instead of real hardware"})
-    kinematics: str = field(default="so101", metadata={"help": "arm in sims.worlds.robots that gives forward kinematics"})
+    kinematics: str = field(
+        default="so101", metadata={"help": "arm in sims.worlds.robots that gives forward kinematics"}
+    )
     baudrate: int = 1_000_000
     model_number: int = field(default=777, metadata={"help": "what every motor must report; STS3215 = 777"})
     servo_hz: float = field(default=100.0, metadata={"help": "commands sent per second"})
@@ -73,16 +74,29 @@ class RobotSpec:
     read_budget_s: float = field(default=0.008, metadata={"help": "all of one read, retries included"})
     device_acceleration: int = field(default=0, metadata={"help": "register 41, 100 ticks/s^2; 0 = unlimited"})
     device_velocity: int = field(default=0, metadata={"help": "register 46, ticks/s; 0 = unlimited"})
+    workspace: tuple[float, ...] = field(
+        default=(), metadata={"help": "box for the fingertip, m: x y z lowest, x y z highest; empty = no box"}
+    )
+    tracker: str = field(default="", metadata={"help": "Unix socket of an object tracker; emulators bring their own"})
     ramp_speed: float = field(default=0.5, metadata={"help": "speed of travel to home or a start pose, rad/s"})
 
     def __post_init__(self) -> None:
         self.joints = tuple(self.joints)
+        self.workspace = tuple(self.workspace)
+        if self.workspace and (
+            len(self.workspace) != 6 or any(a >= b for a, b in zip(self.workspace, self.workspace[3:]))
+        ):
+            raise UserError(
+                f"robot '{self.name}': workspace needs x y z lowest, x y z highest, found {self.workspace}."
+            )
         for what, values in (("name", self.names), ("id", self.ids)):
             if len(set(values)) != len(values):
                 raise UserError(f"robot '{self.name}': duplicate joint {what} in {list(values)}.")
         ratio = self.servo_hz / self.policy_hz
         if ratio < 1 or abs(ratio - round(ratio)) > 1e-9:
-            raise UserError(f"robot '{self.name}': servo_hz {self.servo_hz} must be a multiple of policy_hz {self.policy_hz}.")
+            raise UserError(
+                f"robot '{self.name}': servo_hz {self.servo_hz} must be a multiple of policy_hz {self.policy_hz}."
+            )
         if not 0 < self.ramp_fraction <= 1:
             raise UserError(f"robot '{self.name}': ramp_fraction {self.ramp_fraction} must lie in (0, 1].")
 
@@ -117,7 +131,10 @@ class RobotSpec:
 
     def tick_limits(self) -> tuple[np.ndarray, np.ndarray]:
         """(J,) int64 lowest and highest tick whose angle lies within the limits."""
-        ends = [self.array("zero_ticks") + self.array("sign") * self.array(e) * self.array("ticks_per_rad") for e in ("low", "high")]
+        ends = [
+            self.array("zero_ticks") + self.array("sign") * self.array(e) * self.array("ticks_per_rad")
+            for e in ("low", "high")
+        ]
         return np.ceil(np.minimum(*ends)).astype(np.int64), np.floor(np.maximum(*ends)).astype(np.int64)
 
 
@@ -148,7 +165,9 @@ def _read(name_or_path: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"robot file {path} does not exist. Give a path or one of: {', '.join(robot_names())}.") from None
+        raise UserError(
+            f"robot file {path} does not exist. Give a path or one of: {', '.join(robot_names())}."
+        ) from None
     except yaml.YAMLError as error:
         raise UserError(f"robot file {path} is not valid YAML: {error}") from None
     if not isinstance(data, dict):
@@ -183,6 +202,8 @@ def _checked(cls: type, data: Mapping[str, Any], where: str) -> Any:
     for key, value in data.items():
         wanted = known[key].type
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if (wanted in ("float", "int") and not (number and math.isfinite(value))) or (wanted == "str" and not isinstance(value, str)):
+        if (wanted in ("float", "int") and not (number and math.isfinite(value))) or (
+            wanted == "str" and not isinstance(value, str)
+        ):
             raise UserError(f"robot file {where}: '{key}' must be a {wanted}, found {value!r}.")
     return cls(**data)

@@ -84,8 +84,8 @@ class FeetechDriver:
             least, most = int.from_bytes(data[:2], "little"), int.from_bytes(data[2:], "little")
             if (least, most) != (0, 0) and (least > low or most < high):
                 raise UserError(
-                    f"motor {joint.name} (id {joint.id}) on {self.spec.port} accepts ticks [{least}, {most}], the robot "
-                    f"file allows [{low}, {high}]. Calibrate the arm or narrow 'low'/'high' in the robot file."
+                    f"motor {joint.name} (id {joint.id}) on {self.spec.port} accepts ticks [{least}, {most}], the "
+                    f"robot file allows [{low}, {high}]. Calibrate the arm or narrow 'low'/'high' in the robot file."
                 )
 
     # -- Driver -------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class FeetechDriver:
         Takes at most J * STOP_TRIES * STOP_TIMEOUT_S; ``stop_report`` says per joint "off" or what was found.
         """
         self.stop_report = {}
-        off = wire.sync_write_frame({i: b"\x00" for i in self.spec.ids}, wire.TORQUE_ENABLE[0])
+        off = wire.sync_write_frame(dict.fromkeys(self.spec.ids, b"\x00"), wire.TORQUE_ENABLE[0])
         self._quietly(off)
         for joint in self.spec.joints:
             try:

@@ -143,7 +143,9 @@ def _take_lock(port: str) -> int:
     except OSError:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
-        raise UserError(f"serial port {port} is in use by process {holder}. Stop that program, then try again.") from None
+        raise UserError(
+            f"serial port {port} is in use by process {holder}. Stop that program, then try again."
+        ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
@@ -152,7 +154,9 @@ def _take_lock(port: str) -> int:
 def _explain(port: str, error: Exception) -> UserError:
     code = getattr(error, "errno", None)
     if code == errno.ENOENT or not os.path.exists(port):
-        found = sorted(str(p) for pattern in ("ttyACM*", "ttyUSB*", "serial/by-id/*") for p in Path("/dev").glob(pattern))
+        found = sorted(
+            str(p) for pattern in ("ttyACM*", "ttyUSB*", "serial/by-id/*") for p in Path("/dev").glob(pattern)
+        )
         listed = f"Ports found: {', '.join(found)}." if found else "No serial ports were found."
         return UserError(f"serial port '{port}' does not exist. {listed} Plug the robot in or set robot.port=/dev/...")
     if code in (errno.EACCES, errno.EPERM):

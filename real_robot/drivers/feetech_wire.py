@@ -50,7 +50,7 @@ class Status:
     params: bytes
 
 
-def checksum(body: bytes) -> int:
+def checksum(body: bytes | bytearray) -> int:
     """Inverted sum of everything between the header and the checksum."""
     return ~sum(body) & 0xFF
 

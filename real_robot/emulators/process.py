@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -56,7 +57,8 @@ class EmulatorProcess:
             raise
 
     def _ready(self) -> dict[str, Any]:
-        assert self._process.stdout is not None and self._process.stderr is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
         if select.select([self._process.stdout], [], [], START_S)[0]:
             line = self._process.stdout.readline()
             if line:
@@ -84,10 +86,8 @@ class EmulatorProcess:
     def close(self) -> None:
         """Ask it to end, then make it; idempotent."""
         if hasattr(self, "control"):
-            try:
+            with contextlib.suppress(ChannelError):
                 self.control.request("quit")
-            except ChannelError:
-                pass
             self.control.close()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream:

@@ -24,7 +24,7 @@ class World(Protocol):
         ...
 
     def objects(self) -> tuple[int, np.ndarray]:
-        """Stamp (ns of simulated time) and values that the tracker reports now."""
+        """Age (ns) and values (25,) of what the tracker reports now."""
         ...
 
     def judge(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class ServoWorld:
         return self.position, self.velocity
 
     def objects(self) -> tuple[int, np.ndarray]:
-        return self.time_ns, np.zeros(25, dtype=np.float32)
+        return 0, np.zeros(25, dtype=np.float32)
 
     def judge(self) -> dict[str, Any]:
         return {}
