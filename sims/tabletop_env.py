@@ -89,6 +89,7 @@ class TabletopEnv:
         self._model = load_model()
         self._slices = sensor_slices(self._model)
         self._engine = MujocoEngine(self._model, num_envs, SUBSTEPS, threads)
+        self._sensors = read_sensors(self._engine.sensors, self._slices)  # views that follow every step
         self._renderer: Any = None
         self._render_size = 0
         self.diverged = 0
@@ -123,7 +124,7 @@ class TabletopEnv:
         for i in ids:
             start = self._restore_start(int(i))
             self.variant_ids[i] = int(start.variant * len(self.variants)) if self._fixed is None else self._fixed[i]
-            self._instruction[i] = self._sentence(self.variant_ids[i], start.phrase)
+            self._instruction[i] = self._sentence(int(self.variant_ids[i]), start.phrase)
         layouts = [self.layouts[i] for i in ids]
         self._target[ids] = [layout.q for layout in layouts]
         mocap = np.array([layout.mocap for layout in layouts])
@@ -212,7 +213,7 @@ class TabletopEnv:
 
     def _judge(self, unit_action: np.ndarray, valid: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """Reward and metrics of the state reached; all zero in worlds that are not ``valid``."""
-        scene = scene_of(read_sensors(self._engine.sensors, self._slices), self._slots)
+        scene = scene_of(self._sensors, self._slots)
         ok = np.zeros(self.num_envs, dtype=bool)
         values = {"effort": effort(unit_action)}
         for name, rows in self._rows.items():
@@ -231,13 +232,10 @@ class TabletopEnv:
 
     def _observe(self, broken: np.ndarray | None = None) -> dict[str, Tensor]:
         """Observation of the present state; the tracker delivers the previous step's measurement."""
-        sensors, engine = read_sensors(self._engine.sensors, self._slices), self._engine
-        q, velocity = engine.sensors[:, 0:6], engine.sensors[:, 6:12]
-        hand = [sensors["tip/pos"], sensors["grasp/pos"], -sensors["hand/z"], sensors["hand/x"]]
-        proprio = np.concatenate([q, velocity, self._target - q, *hand], axis=1).astype(np.float32)
+        proprio = self._proprio(slice(None))
         objects = self._tracked
         noise = self._noise[np.arange(self.num_envs), self._steps]
-        self._tracked = tracker.measure(sensors, noise)
+        self._tracked = tracker.measure(self._sensors, noise)
         if broken is not None and broken.any():  # the last good observation stands in for a state that is none
             proprio[broken] = self._obs["proprio"].numpy()[broken]
             objects = np.where(broken[:, None], self._obs["objects"].numpy(), objects)
@@ -245,17 +243,20 @@ class TabletopEnv:
         obs |= {"goal": self._goal, "instruction": self._words}
         return obs | self._draw(np.arange(self.num_envs))
 
+    def _proprio(self, rows: np.ndarray | slice) -> np.ndarray:
+        """(N, 30) float32, as ``kinematics.proprio`` would compute it from the encoders."""
+        data, named = self._engine.sensors[rows], self._sensors
+        q, velocity, lead = data[:, 0:6], data[:, 6:12], self._target[rows] - data[:, 0:6]
+        points = [named["tip/pos"][rows], named["grasp/pos"][rows], -named["hand/z"][rows], named["hand/x"][rows]]
+        return np.concatenate([q, velocity, lead, *points], axis=1).astype(np.float32)
+
     def _restart(self, ids: np.ndarray, next_obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Begin new episodes in ``ids``; returns what to act on next."""
         if not len(ids):
             return next_obs
         self._begin(ids)
-        engine, rows = self._engine, torch.from_numpy(ids)
-        sensors = read_sensors(engine.sensors[ids], self._slices)
-        q, velocity = engine.sensors[ids, 0:6], engine.sensors[ids, 6:12]
-        hand = [sensors["tip/pos"], sensors["grasp/pos"], -sensors["hand/z"], sensors["hand/x"]]
-        proprio = np.concatenate([q, velocity, self._target[ids] - q, *hand], axis=1).astype(np.float32)
-        fresh = {"proprio": torch.from_numpy(proprio), "objects": torch.from_numpy(self._tracked[ids])}
+        rows = torch.from_numpy(ids)
+        fresh = {"proprio": torch.from_numpy(self._proprio(ids)), "objects": torch.from_numpy(self._tracked[ids])}
         fresh |= self._draw(ids)
         obs = {"goal": self._goal, "instruction": self._words}
         for name, rows_new in fresh.items():

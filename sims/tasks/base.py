@@ -15,8 +15,8 @@ from sims.worlds.variants import SLOTS, VARIANTS
 class Scene(NamedTuple):
     """The true state that rewards and success read, for N worlds. Positions (N, 3) m, velocity (N, 3) m/s.
 
-    ``goal`` is the object of the job; ``travel`` (N,) m of a goal button (0 at rest, negative down); ``touch`` (N, 2) N,
-    force on the fixed and the moving jaw.
+    ``goal`` is the object of the job; ``travel`` (N,) m of a goal button (0 at rest, negative down); ``touch``
+    (N, 2) N, force on the fixed and the moving jaw.
     """
 
     tip: np.ndarray

@@ -12,7 +12,6 @@ POSITION_NOISE = 0.001  # m
 ANGLE_NOISE = np.pi / 180  # rad
 VELOCITY_NOISE = 0.01  # m/s, of a filtered difference
 OBJECTS_DIM = 25
-NOISE_DIM = 3 + 2 * 7 + 2 * 3
 
 OBJECTS_NAMES = tuple(
     [f"marker/{a}" for a in "xyz"]
@@ -25,21 +24,20 @@ OBJECTS_NAMES = tuple(
 )
 
 
+NOISE_DIM = OBJECTS_DIM
+# per column; the heading's noise sits in the column of its cosine
+_CUBE_SCALE = 3 * [POSITION_NOISE] + 3 * [VELOCITY_NOISE] + [ANGLE_NOISE, 0.0]
+_SCALE = np.array(3 * [POSITION_NOISE] + 2 * _CUBE_SCALE + 6 * [POSITION_NOISE])
+_COSINES = np.array([9, 17])
+
+
 def yaw_of(quaternion: np.ndarray) -> np.ndarray:
     """(...,) rad, heading of a cube up to quarter turns, whichever face is up; from (..., 4) (w, x, y, z)."""
     w, x, y, z = np.moveaxis(quaternion, -1, 0)
-    # the columns of the rotation matrix: the horizontal parts of the body axes, and their heights
-    horizontal = np.stack(
-        [
-            np.stack([1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y)], -1),
-            np.stack([2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x)], -1),
-            np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], -1),
-        ],
-        -2,
-    )  # (..., axis, xyz)
-    flattest = np.abs(horizontal[..., 2]).argmin(-1)
-    axis = np.take_along_axis(horizontal, flattest[..., None, None], -2)[..., 0, :]
-    return np.arctan2(axis[..., 1], axis[..., 0])
+    upright = np.abs(x * z - w * y) < 0.35  # body x is within 45 degrees of level; else body y is level
+    east = np.where(upright, 1 - 2 * (y * y + z * z), 2 * (x * y - w * z))
+    north = np.where(upright, 2 * (x * y + w * z), 1 - 2 * (x * x + z * z))
+    return np.arctan2(north, east)
 
 
 def measure(sensors: Mapping[str, np.ndarray], noise: np.ndarray | None = None) -> np.ndarray:
@@ -47,19 +45,16 @@ def measure(sensors: Mapping[str, np.ndarray], noise: np.ndarray | None = None) 
 
     Args:
         sensors: named sensors, each (B, d).
-        noise: (B, 23) standard normal draws, or None for a perfect tracker.
+        noise: (B, 25) standard normal draws, or None for a perfect tracker.
     """
-    n = np.zeros((len(sensors["marker/pos"]), NOISE_DIM)) if noise is None else noise
     yaw = yaw_of(np.stack([sensors[f"{cube}/quat"] for cube in CUBES], 1))  # (B, 2)
-    out = np.empty((len(n), OBJECTS_DIM), dtype=np.float32)
-    out[:, 0:3] = sensors["marker/pos"] + POSITION_NOISE * n[:, 0:3]
-    for i, cube in enumerate(CUBES):
-        at, draw = 3 + 8 * i, n[:, 3 + 7 * i : 10 + 7 * i]
-        angle = 4 * (yaw[:, i] + ANGLE_NOISE * draw[:, 6])
-        out[:, at : at + 3] = sensors[f"{cube}/pos"] + POSITION_NOISE * draw[:, 0:3]
-        out[:, at + 3 : at + 6] = sensors[f"{cube}/vel"] + VELOCITY_NOISE * draw[:, 3:6]
-        out[:, at + 6], out[:, at + 7] = np.cos(angle), np.sin(angle)
-    for i, button in enumerate(BUTTONS):
-        at = 19 + 3 * i
-        out[:, at : at + 3] = sensors[f"{button}/pos"] + POSITION_NOISE * n[:, 17 + 3 * i : 20 + 3 * i]
-    return out
+    blank = np.zeros_like(yaw)
+    parts = [sensors["marker/pos"]]
+    for cube in CUBES:
+        parts += [sensors[f"{cube}/pos"], sensors[f"{cube}/vel"], blank]
+    out = np.concatenate(parts + [sensors[f"{button}/pos"] for button in BUTTONS], axis=1)
+    if noise is not None:
+        out += noise * _SCALE
+    angle = 4 * (yaw + out[:, _COSINES])
+    out[:, _COSINES], out[:, _COSINES + 1] = np.cos(angle), np.sin(angle)
+    return out.astype(np.float32)
