@@ -118,8 +118,8 @@ def _lede(summary: Summary) -> list[Any]:
     met, judged = counts["targets_met"], counts["targets_judged"]
     if judged:
         parts += [fig(met), " of ", fig(judged), " targets met"]
-        parts += [", ", fig(counts["targets"] - judged), " not measured"] if judged < counts["targets"] else []
         parts += [" in ", duration(summary["wall_s"])] if summary["wall_s"] else []
+        parts += [", ", fig(counts["targets_open"]), " not measured"] if counts["targets_open"] else []
         parts += ["."]
     return parts or ["This run has no results so far; parts appear here as their stages finish."]
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from distill.report_html import Html, duration, el, percent_text, short
-from distill.report_read import epoch
 
 WIDTH, LEFT, RIGHT = 340, 34, 14  # px of a curve's view box: whole width, and margins for tick labels
 
@@ -52,7 +51,8 @@ def learning_curve(curve: dict[str, Any], row: dict[str, Any] | None = None) -> 
     if lower:
         span = (middle + 16, bottom) if has_success else (top, middle)
         bounds = _bounds(curve[lower])
-        parts += [_line(curve["step"], curve[lower], bounds, span, "curve second"), _range_axis(bounds, span, lower)]
+        parts += [_line(curve["step"], curve[lower], bounds, span, "curve second"), _range_axis(bounds, span)]
+        parts += [_series_name(lower, curve[lower][-1], bounds, span)]
     label = f"learning curve over {short(curve['step'][-1])} steps"
     return el("svg", parts, viewBox=f"0 0 {WIDTH} {height}", cls="plot", role="img", aria_label=label)
 
@@ -85,12 +85,17 @@ def _percent_axis(top: float, bottom: float) -> Html:
     return el("g", marks, cls="axis")
 
 
-def _range_axis(bounds: Span, span: Span, name: str) -> Html:
+def _range_axis(bounds: Span, span: Span) -> Html:
     marks = [el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=span[1], y2=span[1], cls="grid")]
     for value, y in zip(bounds, (span[1], span[0] + 4)):
-        marks.append(el("text", f"{value:.3g}", x=LEFT - 6, y=y + 2, text_anchor="end"))
-    marks.append(el("text", name, x=WIDTH - RIGHT, y=span[1] - 4, text_anchor="end", cls="name"))
+        marks.append(el("text", f"{value:.2g}".replace("-", "−"), x=LEFT - 6, y=y + 2, text_anchor="end"))
     return el("g", marks, cls="axis")
+
+
+def _series_name(name: str, last: float | None, bounds: Span, span: Span) -> Html:
+    """Name of the lower series, on the side of its end where the line is not."""
+    low = last is not None and _y(last, bounds, span) > sum(span) / 2
+    return el("text", name, x=WIDTH - RIGHT, y=span[0] + 7 if low else span[1] - 5, text_anchor="end")
 
 
 def _x_axis(steps: Sequence[float], floor: float) -> Html:
@@ -133,17 +138,9 @@ def _bounds(values: Sequence[float | None]) -> Span:
 
 def timeline(stages: Sequence[dict[str, Any]]) -> Html:
     """When each stage ran, as bars over the wall time of the whole run."""
-    starts = [epoch(stage["started"]) for stage in stages]
-    known = [start for start in starts if start is not None]
-    origin = min(known, default=0.0)
-    clock, spans = 0.0, []
-    for stage, start in zip(stages, starts):
-        begin = clock if start is None else start - origin
-        clock = begin + (stage["seconds"] or 0.0)
-        spans.append((begin, clock))
-    whole = max((end for _, end in spans), default=0.0) or 1.0
-    rows = [_bar(stage, begin / whole, end / whole) for stage, (begin, end) in zip(stages, spans)]
-    return el("div", rows, cls="timeline")
+    ends = [row["begin_s"] + (row["seconds"] or 0.0) for row in stages]
+    whole = max(ends, default=0.0) or 1.0
+    return el("div", [_bar(row, row["begin_s"] / whole, end / whole) for row, end in zip(stages, ends)], cls="timeline")
 
 
 def _bar(stage: dict[str, Any], begin: float, end: float) -> Html:

@@ -28,7 +28,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise _damaged(path, f"an object {{...}} was expected, found {type(content).__name__}")
+        raise damaged(path, f"an object {{...}} was expected, found {type(content).__name__}")
     return content
 
 
@@ -55,7 +55,7 @@ def read_list(path: Path, *keys: str) -> list[dict[str, Any]]:
     if content is None:
         return []
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-        raise _damaged(path, "a list of objects was expected")
+        raise damaged(path, "a list of objects was expected")
     return content
 
 
@@ -79,9 +79,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise _damaged(path, f"line {number}: {error}") from error
+            raise damaged(path, f"line {number}: {error}") from error
         if not isinstance(row, dict):
-            raise _damaged(path, f"line {number}: an object was expected, found {type(row).__name__}")
+            raise damaged(path, f"line {number}: an object was expected, found {type(row).__name__}")
         rows.append(row)
     return rows
 
@@ -127,7 +127,7 @@ def counts(row: Row, where: Path, control_hz: float) -> dict[str, Any] | None:
         return None
     k, n = round(successes), round(episodes)
     if not 0 <= k <= n:
-        raise _damaged(where, f"{k} successes of {n} episodes")
+        raise damaged(where, f"{k} successes of {n} episodes")
     low, high = wilson(k, n)
     steps = number(row, "cycle_steps", "cycle_steps_mean", "cycle")
     seconds = steps / control_hz if steps is not None else number(row, "cycle_s", "cycle_seconds")
@@ -172,7 +172,7 @@ def epoch(moment: Any) -> float | None:
         return None
 
 
-def _damaged(path: Path, found: str) -> UserError:
+def damaged(path: Path, found: str) -> UserError:
     return UserError(
         f"damaged file {path}: {found}. Delete it to have that part shown as not run, or repeat its stage."
     )

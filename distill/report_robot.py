@@ -26,7 +26,7 @@ def deployment_section(summary: Row) -> Html:
 
 
 def _outcomes(robot: Row) -> list[Fact]:
-    names = {"success": "Sentences obeyed", "lockstep": "in lock-step time", "realtime": "in real time"}
+    names = {"success": "Sentences obeyed", "realtime": "Obeyed in real time"}
     rows: list[Fact] = [(name, ratio(robot[key]), False) for key, name in names.items() if robot[key]]
     whole = robot["success"]
     if whole:
@@ -71,7 +71,7 @@ def _sentences(robot: Row) -> Html:
     names = ("", "Sentence", "Task", "Outcome", "Clock", "Time", "Gate acted", "Violations")
     rows = [_sentence(row) for row in robot["sentences"]]
     inner = el("div", bare_table(heads(*names, numeric=names[5:]), rows), cls="scroll tall")
-    title = el("summary", "All ", fig(len(rows)), " sentences")
+    title = el("summary", "Every sentence: ", fig(len(rows)), " runs")
     return el("details", title, inner, cls="panel dense below", open=True)
 
 

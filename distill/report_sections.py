@@ -62,6 +62,7 @@ def _specialist(row: Row) -> Html:
     steps, seconds = row["steps"], row["seconds"]
     training = [
         row["algorithm"] or "–",
+        row["demonstrations"] and el("span", fig(row["demonstrations"]), " demonstrations", cls="sub"),
         steps and el("span", fig(steps, short(steps)), " steps", cls="sub"),
         seconds and el("span", duration(seconds), cls="sub"),
     ]

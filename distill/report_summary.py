@@ -7,8 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from distill.report_deploy import deployment
-from distill.report_read import CONFIDENCE, Row, counts, epoch, number, pick, pool, read_list, read_object, read_rows
+from distill.report_read import (
+    CONFIDENCE,
+    Row,
+    counts,
+    damaged,
+    epoch,
+    number,
+    pick,
+    pool,
+    read_list,
+    read_object,
+    read_rows,
+)
 
 CONTROL_HZ = 20.0  # used for cycle times where no artefact says otherwise
 CURVE_POINTS = 80  # points a curve is averaged down to: one per 4 px of its panel
@@ -49,7 +63,7 @@ def summarise(run: Path) -> dict[str, Any]:
 
 
 def _control_hz(run: Path) -> float:
-    for spec in sorted(run.glob("*/**/policy/spec.json")):
+    for spec in (run / "generalist" / "policy" / "spec.json", *sorted(run.glob("specialists/*/policy/spec.json"))):
         rate = number(read_object(spec), "env.control_hz", "control_hz")
         if rate:
             return rate
@@ -72,32 +86,42 @@ def _task_order(row: Row) -> tuple[int, str]:
 
 def _specialist(path: Path, baseline: Row, control_hz: float) -> dict[str, Any]:
     result, rows = read_object(path / "result.json"), read_rows(path / "metrics.jsonl")
-    config = {key: _yaml_value(path / "config.yaml", key) for key in ("algo", "reward", "env")}
-    last = rows[-1] if rows else {}
-    reward = str(pick(result, "reward", "reward_model", default=config["reward"]) or "task")
+    config, last = _config(path / "config.yaml"), rows[-1] if rows else {}
+    reward = str(_name(pick(result, "reward", default=config.get("reward"))) or "task")
+    reward = "task" if reward in ("env", "true") else reward
+    spec = read_object(path / "policy" / "spec.json")
+    sentences = pick(spec, "env.instructions", default=[""])
     return {
         "task": path.name,
-        "algorithm": pick(result, "algo", "algorithm", default=config["algo"]),
+        "algorithm": _name(pick(result, "algo", "algorithm", default=config.get("algo"))),
         "reward": reward,
-        "from_sentence": any(word in reward.lower() for word in ("clip", "sentence", "language")),
-        "instruction": pick(result, "instruction", "sentence"),
+        "from_sentence": "clip" in reward.lower(),
+        "instruction": pick(config, "reward.instruction") or pick(result, "instruction") or sentences[0] or None,
         "success": counts(result, path / "result.json", control_hz),
         "demonstrator": baseline.get("demonstrator"),
         "clone": baseline.get("clone"),
-        "steps": number(result, "steps", "step", "env_steps") or number(last, "step"),
-        "seconds": number(result, "wall_s", "seconds", "time") or number(last, "wall_s", "time"),
+        "demonstrations": number(result, "demos"),
+        "steps": number(result, "steps", "step") or number(last, "step"),
+        "seconds": number(result, "wall_s", "seconds") or number(last, "wall_s", "time"),
         "steps_per_s": _mean(rows, "steps_per_s"),
         "curve": curve(rows),
     }
 
 
-def _yaml_value(path: Path, key: str) -> str | None:
-    """``name`` of a group in a saved config, or the plain value; read by pattern, since that is all it is used for."""
+def _config(path: Path) -> dict[str, Any]:
+    """A saved ``config.yaml``; empty when there is none."""
     if not path.is_file():
-        return None
-    text = path.read_text(encoding="utf-8", errors="replace")
-    found = re.search(rf"^{key}:(?:[ ]+(\S.*)|\n(?:[ ]+.*\n)*?[ ]+name:[ ]*(\S+))", text, re.MULTILINE)
-    return next((group.strip("'\" ") for group in found.groups() if group), None) if found else None
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise damaged(path, str(error)) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _name(node: Any) -> str | None:
+    """Name of a config group's choice: the group may be saved as a mapping or as a plain name."""
+    return pick(node, "kind", "name") if isinstance(node, Mapping) else node
 
 
 def _baselines(path: Path, control_hz: float) -> dict[str, dict[str, Any]]:
@@ -190,27 +214,26 @@ def _axis(axis: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _stages(run: Path) -> list[dict[str, Any]]:
-    keys = {"name": ("name", "stage"), "status": ("status", "state")}
+    """When each stage ran on the run's own clock, which stands still between calls of the pipeline."""
     rows = []
     for row in read_list(run / "stages.json", "stages"):
-        stage: dict[str, Any] = {key: str(pick(row, *names, default="?")) for key, names in keys.items()}
-        stage["started"] = pick(row, "started", "start")
-        stage["seconds"] = number(row, "seconds", "wall_s", "duration_s")
-        rows.append(stage)
+        started, seconds = epoch(pick(row, "started", "start")), number(row, "seconds", "wall_s")
+        names = {key: str(pick(row, key, default="?")) for key in ("name", "status")}
+        rows.append({**names, "started": started, "seconds": seconds})
+    rows.sort(key=lambda row: row["started"] or 0.0)
+    end = skipped = 0.0
+    for row in rows:
+        start = end if row["started"] is None else row["started"]
+        skipped += max(0.0, start - end)  # pauses, and all time before the first stage
+        row["begin_s"] = round(start - skipped, 3)
+        end = max(end, start + (row["seconds"] or 0.0))
     return rows
 
 
 def _wall(stages: list[dict[str, Any]]) -> float | None:
-    """From the start of the first stage to the end of the last, in seconds; their sum where starts are unknown."""
-    known = [row for row in stages if row["seconds"] is not None]
-    starts = [epoch(row["started"]) for row in known]
-    if not known:
-        return None
-    if any(start is None for start in starts):
-        return sum(row["seconds"] for row in known)
-    return max(s + row["seconds"] for s, row in zip(starts, known) if s is not None) - min(
-        s for s in starts if s is not None
-    )
+    """Seconds during which at least one stage ran."""
+    ends = [row["begin_s"] + row["seconds"] for row in stages if row["seconds"] is not None]
+    return max(ends, default=None)
 
 
 def _totals(summary: Row) -> dict[str, Any]:
@@ -222,7 +245,7 @@ def _totals(summary: Row) -> dict[str, Any]:
         "from_sentence": sum(1 for row in rows if row["from_sentence"]),
         "env_steps": sum(steps) if steps else None,
         "steps_per_s": _mean(rows, "steps_per_s"),
-        "targets": len(targets),
+        "targets_open": len(targets) - len(judged),
         "targets_judged": len(judged),
         "targets_met": sum(judged),
     }

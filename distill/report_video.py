@@ -1,22 +1,20 @@
-"""Videos of episodes: H.264 in MP4 that any browser plays, and a still picture to show before it plays."""
+"""Video files: H.264 in MP4 that any browser plays, a caption beside it, a still picture to show before it plays."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sims.errors import UserError, unknown_choice
+from sims.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from distill.report_film import Recording
 
 # encoder -> options; in order of preference, all of them play in Chromium and Firefox out of an MP4 container
 CODECS: dict[str, dict[str, str]] = {
@@ -98,55 +96,6 @@ def jpeg(image: np.ndarray) -> bytes:
         container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
         container.mux(stream.encode(None))
     return buffer.getvalue()
-
-
-@dataclass(frozen=True)
-class Recording:
-    """One filmed episode: ``frames`` (T, H, W, 3) uint8 at ``fps``, its sentence, and success at the last step."""
-
-    frames: np.ndarray
-    fps: float
-    sentence: str
-    success: bool
-
-
-def record_episode(
-    env: Any,
-    act: Callable[[Mapping[str, Tensor]], Tensor],
-    variant: str | None = None,
-    camera: str = "front",
-    seed: int = 0,
-    hold_frames: int = 10,
-) -> Recording:
-    """Film the first world of a tabletop environment for one episode.
-
-    Args:
-        env: ``sims.registry.make("tabletop", num_envs=1, ...)``; frames have the size that it renders.
-        act: observation -> (B, A) action.
-        variant: what to do, e.g. ``"press_green"``; as the environment draws it where None.
-        camera: ``"front"`` or ``"side"``.
-        hold_frames: how many times the last frame is repeated, so that a looping video rests on the outcome.
-
-    Raises:
-        UserError: unknown variant.
-    """
-    if variant is not None:
-        names = list(env.variants)
-        if variant not in names:
-            raise unknown_choice("variant", variant, names, "record_episode")
-        env.set_variants(np.full(env.num_envs, names.index(variant)))
-    obs = env.reset(seed)
-    sentence = env.spec.instructions[int(obs["instruction"][0])] if "instruction" in obs else ""
-    frames, success = [], False
-    for _ in range(env.spec.episode_steps):
-        frames.append(env.render([0], camera)[0])
-        step = env.step(act(obs))
-        obs, success = step.obs, bool(step.metrics["success"][0] > 0.5)
-        if bool(step.terminated[0]) or bool(step.truncated[0]):
-            break
-    frames += [frames[-1]] * hold_frames
-    stacked = np.stack([np.asarray(frame) for frame in frames])  # (T, H, W, 3)
-    return Recording(stacked, env.spec.control_hz, sentence, success)
 
 
 def save_recording(recording: Recording, path: Path, title: str, **details: Any) -> Path:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from distill.report_video import Recording, save_recording
+from distill.report_film import Recording
+from distill.report_video import save_recording
 
 NASTY = 'push <script>alert("x")</script> & the "green" button'
 TASKS = ("reach", "press", "move", "lift", "press_yellow")
