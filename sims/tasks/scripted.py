@@ -161,14 +161,14 @@ class GraspScript(Script):
 
     def plan(self, seen: Seen) -> tuple[Aim, np.ndarray]:
         hand, cube, jaw = seen.pose.grasp, seen.goal, seen.q[:, 5]
-        offset = hand - cube
-        beside = np.linalg.norm(offset[:, :2], axis=-1)
-        error = align(seen)
+        offset, error = hand - cube, align(seen)
+        open_aim = cube - self.clearance * seen.pose.closing
+        beside = np.linalg.norm((hand - open_aim)[:, :2], axis=-1)
         close_by = np.linalg.norm(offset, axis=-1)
         held = (close_by < 0.03) & (jaw < 0.36) & (seen.lead[:, 5] < -0.1) & (np.abs(seen.velocity[:, 5]) < 0.4)
         closing = held | ((beside < 0.014) & (np.abs(offset[:, 2]) < 0.010)) | ((close_by < 0.022) & (jaw < 0.45))
         descend = closing | ((beside < 0.012) & (np.abs(error) < 0.12))
-        point = cube - self.clearance * seen.pose.closing * ~closing[:, None]
+        point = np.where(closing[:, None], cube, open_aim)
         point[:, 2] = np.where(descend, cube[:, 2] - 0.001, cube[:, 2] + self.hover)
         point = np.where(held[:, None], self.carry(seen), point)
         pitch = np.where(held, self.carry_pitch, DOWN - 0.12)
@@ -191,7 +191,10 @@ class MoveScript(GraspScript):
     """Grasp and drag, pressed lightly on the table."""
 
     def carry(self, seen: Seen) -> np.ndarray:
-        point = seen.pose.grasp + seen.marker - seen.goal
+        way = seen.marker - seen.goal
+        length = np.linalg.norm(way[:, :2], axis=-1, keepdims=True)
+        # the tracker is a step late: slow down near the marker and let go of the last millimetres
+        point = seen.pose.grasp + way * np.where(length < 0.006, 0.0, np.minimum(0.5, 0.03 / (length + 1e-9)))
         point[:, 2] = CUBE_REST + 0.003
         return point
 
