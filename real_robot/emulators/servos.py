@@ -95,6 +95,7 @@ class LimitMonitor:
     low: np.ndarray
     high: np.ndarray
     speed: np.ndarray
+    period_s: float
     slack_s: float = 0.0
     out_of_range: int = 0
     too_fast: int = 0
@@ -106,13 +107,15 @@ class LimitMonitor:
         """``present`` (ticks) is the reference for the first goal after torque was off."""
         self.goals += 1
         self.out_of_range += int(not self.low[joint] <= goal <= self.high[joint])
-        before, then = self.last.get(joint, (present, now_s))
+        # at rest without torque: as if the present position had been commanded one servo period ago
+        before, then = self.last.get(joint, (present, now_s - self.period_s))
         elapsed = now_s - then + self.slack_s
         distance = max(0, abs(goal - before) - VELOCITY_SLACK_TICKS)
         if elapsed > 0:
             self.worst_speed = max(self.worst_speed, distance / elapsed / float(self.speed[joint]))
         self.too_fast += int(distance > float(self.speed[joint]) * elapsed * (1 + 1e-6))
-        self.last[joint] = (goal, now_s)
+        # goal := present, sent when torque comes on, starts no motion: the next goal may follow at once
+        self.last[joint] = (goal, then if joint not in self.last and goal == before else now_s)
 
 
 class ServoBank:
@@ -122,7 +125,8 @@ class ServoBank:
         low, high = spec.tick_limits()
         self.spec = spec
         self.servos = {j.id: Servo(j.id, spec.model_number, int(a), int(b)) for j, a, b in zip(spec.joints, low, high)}
-        self.monitor = LimitMonitor(low, high, spec.array("velocity") * spec.array("ticks_per_rad"), slack_s)
+        speed = spec.array("velocity") * spec.array("ticks_per_rad")
+        self.monitor = LimitMonitor(low, high, speed, 1 / spec.servo_hz, slack_s)
         self.instructions: dict[str, int] = {"read": 0, "write": 0}
 
     def handle(self, packet: wire.Status, now_s: float) -> list[bytes]:

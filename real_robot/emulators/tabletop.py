@@ -55,7 +55,9 @@ class TabletopRobot:
         tabletop.apply_layout(self.model, self.data, layout)
         self.rng = np.random.default_rng([seed, 1])
         self.variant, self.steps, self.streak, self.first = variant, 0, 0, None
-        self.history: deque[np.ndarray] = deque([self.data.sensordata.copy()], maxlen=LATENCY_STEPS + 1)
+        self.history: deque[np.ndarray] = deque(
+            [self.data.sensordata.copy()] * (LATENCY_STEPS + 1), maxlen=LATENCY_STEPS + 1
+        )
         self.rows: list[list[float]] = []
         self._keep_row()
         return {"layout": {k: np.asarray(v).tolist() for k, v in vars(layout).items()}}
@@ -97,9 +99,9 @@ class TabletopRobot:
 
     def objects(self) -> tuple[int, np.ndarray]:
         """Age (ns) and the 25 noisy numbers of `sims.worlds.tracker`, one control step old."""
-        sensors = tabletop.read_sensors(self.history[0][None], self.slices)
+        sensors = tabletop.read_sensors(self.history[0][None], self.slices)  # at rest before the reset
         noise = self.rng.standard_normal((1, tracker.NOISE_DIM))
-        return (len(self.history) - 1) * TIMESTEP_NS, tracker.measure(sensors, noise)[0]
+        return LATENCY_STEPS * TIMESTEP_NS, tracker.measure(sensors, noise)[0]
 
     def judge(self) -> dict[str, Any]:
         """``success``: the condition holds now and has for HOLD_STEPS control steps; ``first``: first such step."""
