@@ -9,6 +9,7 @@ from typing import Any
 
 from distill.report_read import Row, counts, number, pick, read_rows
 
+GATE_ALWAYS = ("sent", "rejected", "held", "stale", "faults")  # a gate writes only what happened: these show as 0
 GATE_WORDS = ("rejected", "refused", "limited", "clipped", "held", "stale", "fault", "estop", "nonfinite")
 
 
@@ -29,9 +30,12 @@ def deployment(path: Path, control_hz: float) -> dict[str, Any] | None:
         "realtime": _outcome([row for row in executed if row["realtime"]], path, control_hz),
         "violations": _total(sentences, "violations"),
         "overruns": _total([row for row in sentences if row["realtime"]], "overruns"),
+        "skipped": _total([row for row in sentences if row["realtime"]], "skipped"),
         "gate": _gate_totals(sentences),
+        "device": _device(rows),
         "lateness_us": _lateness(sentences),
         "robot": next((str(r) for row in rows if (r := pick(row, "robot", "driver"))), None),
+        "runs": len(sentences),
         "sentences": sentences,
     }
 
@@ -51,6 +55,7 @@ def _sentence(row: Row, position: int, control_hz: float) -> dict[str, Any]:
         "realtime": bool(pick(row, "realtime", "real_time", default=False)),
         "violations": _count(pick(row, "violations", "device_violations", "device.violations")),
         "overruns": _count(pick(row, "overruns", "timing.overruns", "lateness_us.overruns")),
+        "skipped": _count(row.get("skipped")),
         "gate": gate,
         "gate_acted": sum(count for name, count in gate.items() if name != "sent") if gate else None,
         "lateness_us": {key: number(row, f"lateness_us.{key}", f"lateness_{key}_us") for key in ("p50", "p99", "max")},
@@ -77,10 +82,20 @@ def _gate(row: Row) -> dict[str, int]:
 
 
 def _gate_totals(sentences: list[dict[str, Any]]) -> dict[str, int]:
-    totals: dict[str, int] = {}
+    started = GATE_ALWAYS if any(row["gate"] for row in sentences) else ()
+    totals: dict[str, int] = dict.fromkeys(started, 0)
     for row in sentences:
         for name, value in row["gate"].items():
             totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def _device(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """What the device counted on its side of the wire, over all sentences."""
+    totals: dict[str, int] = {}
+    for row in rows:
+        for name, value in (row.get("device") or {}).items():
+            totals[name] = totals.get(name, 0) + int(value)
     return totals
 
 

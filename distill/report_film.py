@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SIZE = (240, 320)  # px, height and width of a film
 OVERSAMPLING = 2  # drawn pixels per film pixel and side; there is no hardware antialiasing to rely on
 SHADOW_PIXELS = 1024  # side of the shadow map; twice as much takes twice as long and looks the same
-EYE, TARGET, FIELD_OF_VIEW = (0.74, -0.50, 0.50), (0.19, 0.0, 0.07), 32.0  # m, m, degrees
+EYE, TARGET, FIELD_OF_VIEW = (0.76, -0.52, 0.50), (0.20, 0.0, 0.045), 33.0  # m, m, degrees
 LAMP, LAMP_DIRECTION = (0.2, -0.25, 0.9), (0.1, 0.3, -1.0)
 FLOOR, TABLE = (0.86, 0.87, 0.88, 1.0), (0.80, 0.77, 0.72, 1.0)
 

@@ -113,7 +113,7 @@ def _lede(summary: Summary) -> list[Any]:
         parts += [", then distilled into one generalist" if parts else "One generalist"]
         parts += [" of ", fig(size, short(size)), " weights"] if size else []
     if robot:
-        parts += [f" and deployed on {robot['robot']}" if robot["robot"] else " and deployed on the robot"]
+        parts += [" and deployed on ", el("span", robot["robot"] or "the robot")]
     parts += [". "] if parts else []
     met, judged = counts["targets_met"], counts["targets_judged"]
     if judged:

@@ -37,7 +37,8 @@ def _outcomes(robot: Row) -> list[Fact]:
 def _safety(robot: Row) -> list[Fact]:
     violations = robot["violations"]
     rows: list[Fact] = [("Commands outside limits, seen by the device", fig(violations), bool(violations))]
-    return rows + [(f"Gate: {words(name)}", fig(count), False) for name, count in robot["gate"].items()]
+    rows += [(f"Gate: {words(name)}", fig(count), False) for name, count in robot["gate"].items()]
+    return rows + [(f"Device: {words(name)}", fig(count), False) for name, count in robot["device"].items()]
 
 
 def _timing(robot: Row) -> list[Fact]:
@@ -47,6 +48,7 @@ def _timing(robot: Row) -> list[Fact]:
         ("ninety-ninth percentile", micros(late.get("p99")), False),
         ("largest", micros(late.get("max")), False),
         ("Overruns", fig(overruns), bool(overruns)),
+        ("Servo periods skipped", fig(robot["skipped"]), bool(robot["skipped"])),
     ]
 
 
@@ -61,9 +63,15 @@ def _timing_note(robot: Row) -> Html | None:
 
 
 def _square(row: Row) -> Html:
-    state = {True: "yes", False: "no", None: "refused"}[row["success"]]
-    title = f"{row['sentence']} ({ {'yes': 'obeyed', 'no': 'failed'}.get(state, state) })"
-    return el("i", cls=f"{state} live" if row["realtime"] else state, title=title)
+    outcome, mark = _state(row)
+    return el("i", cls=f"{mark} live" if row["realtime"] else mark, title=f"{row['sentence']} ({outcome})")
+
+
+def _state(row: Row) -> tuple[str, str]:
+    """Outcome in a word, and the class of its mark; a dry run is not judged."""
+    if row["refused"]:
+        return "refused", "no"
+    return {True: ("obeyed", "yes"), False: ("failed", "no"), None: ("not judged", "wait")}[row["success"]]
 
 
 def _sentences(robot: Row) -> Html:
@@ -71,18 +79,14 @@ def _sentences(robot: Row) -> Html:
     names = ("", "Sentence", "Task", "Outcome", "Clock", "Time", "Gate acted", "Violations")
     rows = [_sentence(row) for row in robot["sentences"]]
     inner = el("div", bare_table(heads(*names, numeric=names[5:]), rows), cls="scroll tall")
-    title = el("summary", "Every sentence: ", fig(len(rows)), " runs")
+    title = el("summary", "Every sentence: ", fig(robot["runs"]), " runs")
     return el("details", title, inner, cls="panel dense below", open=True)
 
 
 def _sentence(row: Row) -> Html:
-    outcome, mark = {True: ("obeyed", "yes"), False: ("failed", "no"), None: ("refused", "wait")}[row["success"]]
+    outcome, mark = _state(row)
     reason = row["refused"] and el("span", str(row["refused"]), cls="sub")
-    numbers = (
-        duration(row["seconds"]),
-        fig(sum(row["gate"].values()) if row["gate"] else None),
-        fig(row["violations"]),
-    )
+    numbers = (duration(row["seconds"]), fig(row["gate_acted"]), fig(row["violations"]))
     return el(
         "tr",
         el("td", fig(row["index"]), cls="n none"),

@@ -15,6 +15,7 @@ AXIS_WORDS = {
     "unseen_start": ("Unseen starts", "objects where they never were in training"),
     "unseen_phrasing": ("Unseen phrasings", "sentences written separately from the training ones"),
     "swapped": ("Sentence swapped", "same start, another sentence; judged on the new one"),
+    "switched": ("Sentence switched", "another sentence in the middle of the motion; judged on the new one"),
 }
 AXIS_TARGETS = {axis: f"generalist_{axis}" for axis in AXIS_WORDS}
 

@@ -26,7 +26,7 @@ from distill.report_read import (
 
 CONTROL_HZ = 20.0  # used for cycle times where no artefact says otherwise
 CURVE_POINTS = 80  # points a curve is averaged down to: one per 4 px of its panel
-AXES = ("seen", "unseen_start", "unseen_phrasing", "swapped")
+AXES = ("seen", "unseen_start", "unseen_phrasing", "swapped", "switched")
 TARGETS = {  # success rates the quickstart is held to, as fractions
     "specialist": 0.95,
     "specialist_from_sentence": 0.90,
@@ -192,8 +192,14 @@ def _generalist(run: Path, control_hz: float) -> dict[str, Any] | None:
         "curve": curve(rows),
         "cells": cells,
         "tasks": sorted({cell["task"] for cell in cells}, key=lambda task: _task_order({"task": task})),
-        "axes": [_axis(axis, cells) for axis in (*AXES, *sorted({c["axis"] for c in cells} - set(AXES)))],
+        "axes": [_axis(axis, cells) for axis in _axes(cells)],
     }
+
+
+def _axes(cells: list[dict[str, Any]]) -> list[str]:
+    """Names of the measured axes, the known ones first."""
+    found = {cell["axis"] for cell in cells}
+    return [axis for axis in AXES if axis in found] + sorted(found - set(AXES))
 
 
 def _cell(row: Row, path: Path, control_hz: float) -> dict[str, Any]:

@@ -144,10 +144,10 @@ def _deploy(path: Path) -> None:
         "get the blue block up in the air",
     )
     rows = []
-    for i in range(50):
-        realtime = i >= 45
+    for i in range(55):
+        realtime = i >= 50  # the first sentences once more
         row = {
-            "index": i,
+            "index": i % 50,
             "sentence": words[i % 7],
             "variant": VARIANTS[i % 7],
             "success": i not in (8, 19, 33, 41),
@@ -156,7 +156,7 @@ def _deploy(path: Path) -> None:
         }
         row |= {
             "violations": 0,
-            "gate": {"rejected": 0, "rate_limited": 3 + i % 5, "limit_clipped": i % 2, "stale": 0},
+            "gate": {"sent": 500 + i, "rejected": 0, "rate_limited": 3 + i % 5, "limit_clipped": i % 2, "stale": 0},
             "overruns": 0,
         }
         row |= {
