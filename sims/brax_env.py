@@ -1,0 +1,166 @@
+"""Brax environments as a :class:`sims.types.VecEnv`; jax is imported here and nowhere else in the package.
+
+The whole batch steps in one compiled function on jax's default device; observations cross to torch through numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sims.errors import UserError, unknown_choice
+from sims.types import ArraySpec, EnvSpec, TimeStep
+
+
+class BraxVecEnv:
+    """B copies of ``brax.envs.get_environment(name)``; the observation is the group ``proprio``, float32.
+
+    Args:
+        name: brax environment, e.g. ``"reacher"``.
+        num_envs, seed: batch size; copy ``i`` draws its starts from the stream ``(seed, i)``.
+        time_limit: actions per episode.  backend: brax physics (``generalized``, ``spring``, ``positional``, ``mjx``).
+
+    Raises:
+        UserError: brax is not installed, or the name is unknown.
+    """
+
+    def __init__(
+        self, name: str, num_envs: int, seed: int = 0, *, time_limit: int = 1000, backend: str = "generalized"
+    ):
+        self._jax, env = _load(name, backend)
+        self.num_envs, self.device, self.diverged = num_envs, torch.device("cpu"), 0
+        size = int(env.action_size)
+        self.spec = EnvSpec(
+            task=f"brax/{name}",
+            observation={"proprio": ArraySpec((int(env.observation_size),))},
+            action=ArraySpec((size,), low=(-1.0,) * size, high=(1.0,) * size),
+            control_hz=float(1.0 / env.dt),
+            episode_steps=time_limit,
+        )
+        self._env = env
+        self._reset, self._step = _compile(self._jax, env, time_limit)
+        self.reset(seed)
+
+    def reset(self, seed: int) -> dict[str, Tensor]:
+        """New episodes everywhere. Returns ``obs``."""
+        jax = self._jax
+        root = jax.random.PRNGKey(seed)
+        keys = jax.vmap(lambda i: jax.random.fold_in(root, i))(np.arange(self.num_envs))
+        self._carry = self._reset(keys)
+        return self._groups(self._carry[0].obs)
+
+    def step(self, action: Tensor) -> TimeStep:
+        """One step of every copy with (B, A) actions, clipped to [-1, 1]."""
+        wanted = np.clip(action.detach().cpu().numpy().astype(np.float32), -1.0, 1.0)
+        self._carry, out = self._step(self._carry, wanted)
+        out = {k: np.array(v) for k, v in out.items()}
+        self.diverged += int(out["diverged"].sum())
+        reward = torch.from_numpy(out["reward"].astype(np.float32))
+        return TimeStep(
+            obs=self._groups(self._carry[0].obs),
+            next_obs=self._groups(out["successor"]),
+            reward=reward,
+            terminated=torch.from_numpy(out["terminated"]),
+            truncated=torch.from_numpy(out["truncated"]),
+            metrics={
+                "reward/env": reward.clone(),
+                "diverged": torch.from_numpy(out["diverged"].astype(np.float32)),
+                "success": torch.zeros(self.num_envs),
+            },
+        )
+
+    def _groups(self, rows: Any) -> dict[str, Tensor]:
+        return {"proprio": torch.from_numpy(np.array(rows, dtype=np.float32))}
+
+    def render(self, ids: Sequence[int], camera: str = "") -> Tensor:
+        """(N, H, W, 3) uint8 of the named copies."""
+        from brax.io import image
+
+        states = self._carry[0].pipeline_state
+        frames = []
+        for i in ids:
+            one = self._jax.tree_util.tree_map(lambda x, i=i: x[i], states)
+            frames.append(image.render_array(self._env.sys, one, 240, 320, camera or None))
+        return torch.from_numpy(np.stack(frames))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The leaves of the simulator's state, as numpy arrays in tree order."""
+        leaves = self._jax.tree_util.tree_leaves(self._carry)
+        return {"diverged": self.diverged, "leaves": [np.array(x) for x in leaves]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Restore; returns the ``obs`` that was current."""
+        tree = self._jax.tree_util
+        leaves, shape = tree.tree_flatten(self._carry)
+        saved = [np.asarray(x) for x in state["leaves"]]
+        if [x.shape for x in saved] != [np.shape(x) for x in leaves]:
+            raise UserError(f"the saved state does not fit {self.num_envs} worlds of {self.spec.task}")
+        new = [self._jax.numpy.asarray(x, dtype=old.dtype) for x, old in zip(saved, leaves)]
+        self._carry, self.diverged = tree.tree_unflatten(shape, new), int(state["diverged"])
+        return self._groups(self._carry[0].obs)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _load(name: str, backend: str) -> tuple[Any, Any]:
+    try:
+        import jax
+        from brax import envs
+    except ImportError as error:
+        raise UserError(
+            f"brax/{name} needs brax and jax, which are not installed: pip install brax ({error})"
+        ) from error
+    known = envs._envs
+    if name not in known:
+        raise unknown_choice("brax environment", name, known)
+    backends = ("generalized", "spring", "positional", "mjx")
+    if backend not in backends:
+        raise unknown_choice("brax backend", backend, backends)
+    return jax, envs.get_environment(name, backend=backend)
+
+
+def _compile(jax: Any, env: Any, time_limit: int) -> tuple[Any, Any]:
+    """Jitted ``reset(keys) -> carry`` and ``step(carry, action) -> carry, out``; carry = (state, keys, steps)."""
+    jnp = jax.numpy
+
+    def settled(tree: Any) -> Any:  # weak types differ between reset and step and would compile everything twice
+        return jax.tree_util.tree_map(lambda x: jnp.asarray(x, dtype=x.dtype), tree)
+
+    def fresh(keys: Any) -> tuple[Any, Any]:
+        pairs = jax.vmap(jax.random.split)(keys)  # (B, 2, 2)
+        return jax.vmap(env.reset)(pairs[:, 0]), pairs[:, 1]
+
+    def reset(keys: Any) -> Any:
+        state, keys = fresh(keys)
+        return settled((state, keys, jnp.zeros(len(keys), jnp.int32)))
+
+    def step(carry: Any, action: Any) -> Any:
+        before, keys, steps = carry
+        state, steps = jax.vmap(env.step)(before, action), steps + 1
+        broken = ~(jnp.isfinite(state.obs).all(-1) & jnp.isfinite(state.reward))
+        terminated = (state.done > 0) & ~broken
+        truncated = ((steps >= time_limit) & ~terminated) | broken
+        done = terminated | truncated
+        out = {
+            # the last good observation stands in for a state that is none
+            "successor": jnp.where(broken[:, None], before.obs, state.obs),
+            "reward": jnp.where(broken, 0.0, state.reward),
+            "terminated": terminated,
+            "truncated": truncated,
+            "diverged": broken,
+        }
+
+        def restart(_: Any) -> Any:
+            new, fresh_keys = fresh(keys)
+            pick = lambda a, b: jnp.where(done.reshape(-1, *[1] * (a.ndim - 1)), a, b)  # noqa: E731
+            return jax.tree_util.tree_map(pick, new, state), pick(fresh_keys, keys)
+
+        state, keys = jax.lax.cond(done.any(), restart, lambda _: (state, keys), None)
+        return settled((state, keys, jnp.where(done, 0, steps))), out
+
+    return jax.jit(reset), jax.jit(step)
