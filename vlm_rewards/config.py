@@ -70,15 +70,16 @@ class FitConfig:
     out: str = field(default="runs/fit", metadata={"help": "folder of the model, its card and the progress rows"})
     frames: int = field(default=12000, metadata={"help": "training frames rendered (two views each)"})
     eval_frames: int = field(default=2400, metadata={"help": "frames of held-out episodes and looks for the card"})
-    episode: int = field(
-        default=12, metadata={"help": "frames that share one layout, one look and one scripted motion"}
-    )
-    steps: int = field(default=450, metadata={"help": "gradient steps; the only bound of training"})
-    batch_size: int = field(default=256, metadata={"help": "frames per step"})
+    episode: int = field(default=3, metadata={"help": "frames that share one layout, one look and one scripted motion"})
+    steps: int = field(default=900, metadata={"help": "gradient steps; the only bound of training"})
+    batch_size: int = field(default=128, metadata={"help": "frames per step"})
     learning_rate: float = field(default=1.5e-3, metadata={"help": "peak of AdamW's rate (cosine after a warm-up)"})
     weight_decay: float = field(default=0.05, metadata={"help": "on matrices only"})
-    warmup: int = field(default=40, metadata={"help": "steps of linear warm-up"})
+    warmup: int = field(default=60, metadata={"help": "steps of linear warm-up"})
     rank_weight: float = field(default=1.0, metadata={"help": "weight of the pairwise rank loss on progress"})
+    teacher_weight: float = field(
+        default=0.5, metadata={"help": "weight of the hints: fingertip, kind, colour and light per object"}
+    )
     seed: int = field(default=0, metadata={"help": "seed of frames, weights and batches"})
     cache: str = field(default="", metadata={"help": "folder of rendered frames; empty keeps them below out"})
     log_every: int = field(default=20, metadata={"help": "steps between two progress rows"})

@@ -1,0 +1,180 @@
+"""The small CLIP: a convolutional trunk over two tiled 64x64 views and a word-level vocabulary.
+
+Importing this module registers the trunk with timm, so that open_clip itself builds and loads the model from a
+``local-dir:`` folder. The trunk ends in a head that looks at every position *relative to keypoints* (the fingertip),
+with weights shared over positions and colours: that is what lets a colour met on cubes carry over to a button. A dense
+layer over all positions learned the training layouts by heart instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.models import register_model
+from torch import Tensor, nn
+
+from sims.errors import UserError, unknown_choice
+
+TRUNK = "simclip_cnn3_64x128"
+VIEW = 64  # side of one view, pixels
+VIEWS = 2  # tiled left to right
+EMBED = 128
+CONTEXT = 20  # tokens of a sentence with its end token
+VOCABULARY = 160  # ids; the end token is the last one because open_clip pools at the highest id
+KEYPOINTS = 2  # the first is taught where the fingertip is, the other is free
+GRID = 16  # positions per side where the relational head looks
+REACHES = (0.06, 0.15, 0.35)  # widths of the windows around a keypoint, in units of half a view
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions, batch norm first. (N, C, H, W) -> (N, C, H, W)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.conv1(torch.relu(self.norm1(x)))
+        return x + self.conv2(torch.relu(self.norm2(hidden)))
+
+
+class RelationalHead(nn.Module):
+    """Sums over positions a function of the local features and of the offsets to soft-argmax keypoints.
+
+    Soft-argmax keypoints: Levine et al. 2016 (arXiv 1504.00702); the sum over positions is a relation network
+    (Santoro et al. 2017, arXiv 1706.01427) of one moving object against the rest.
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.keypoints = nn.Conv2d(channels, KEYPOINTS, 1)
+        self.local = nn.Conv2d(channels, width, 1)
+        self.relative = nn.Conv2d(KEYPOINTS * (2 + len(REACHES)), width, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.mix = nn.Conv2d(width, width, 1, bias=False)
+        line = (torch.arange(GRID) + 0.5) * (2.0 / GRID) - 1.0
+        rows, columns = torch.meshgrid(line, line, indexing="ij")
+        self.register_buffer("grid", torch.stack([columns, rows]).flatten(1), persistent=False)  # (2, G*G)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, C, G, G) -> (N, width), and the (N, K, G*G) logits of where the keypoints are."""
+        grid = self.get_buffer("grid")
+        logits = self.keypoints(x).flatten(2)
+        centre = logits.softmax(-1) @ grid.T  # (N, K, 2)
+        offset = grid - centre[..., None]  # (N, K, 2, G*G)
+        squared = offset.square().sum(2)  # (N, K, G*G)
+        windows = [torch.exp(-squared / (2 * reach**2)) for reach in REACHES]
+        relative = torch.cat([offset.flatten(1, 2), *windows], dim=1).unflatten(2, (GRID, GRID))
+        hidden = torch.relu(self.norm1(self.local(x) + self.relative(relative)))
+        return torch.relu(self.norm2(self.mix(hidden))).mean((2, 3)), logits
+
+
+class Trunk(nn.Module):
+    """Frames (N, 3, 64, 128), two views side by side -> (N, embed), not normalised. The views share convolutions."""
+
+    def __init__(self, embed: int = EMBED, wide: int = 32, narrow: int = 64, relational: int = 96) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, wide, 6, stride=4, padding=1)
+        self.view = nn.Parameter(0.02 * torch.randn(VIEWS, wide, GRID, GRID))
+        self.fine = nn.Sequential(ResidualBlock(wide), ResidualBlock(wide))
+        self.down = nn.Conv2d(wide, narrow, 2, stride=2)
+        self.coarse = nn.Sequential(ResidualBlock(narrow), ResidualBlock(narrow))
+        self.channels = wide + narrow
+        self.heads = nn.ModuleList(RelationalHead(self.channels, relational) for _ in range(VIEWS))
+        self.direct = nn.Linear(VIEWS * relational, embed)
+        self.across = nn.Sequential(nn.Linear(VIEWS * relational, 256), nn.ReLU(), nn.Linear(256, embed, bias=False))
+
+    def features(self, x: Tensor) -> Tensor:
+        """(N, 3, 64, 128) -> (N, V, C, G, G): what is where, per view."""
+        n = len(x)
+        views = x.unflatten(3, (VIEWS, VIEW)).movedim(3, 1).flatten(0, 1)  # (N*V, 3, 64, 64)
+        fine = self.fine(self.stem(views) + self.view.repeat(n, 1, 1, 1))  # (N*V, wide, 16, 16)
+        coarse = self.coarse(self.down(fine))  # (N*V, narrow, 8, 8)
+        up = nn.functional.interpolate(coarse, scale_factor=2.0, mode="nearest")
+        return torch.cat([fine, up], dim=1).unflatten(0, (n, VIEWS))
+
+    def embed(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, V, C, G, G) -> (N, embed), and the (N, V, K, G*G) keypoint logits."""
+        pooled, logits = zip(*(head(features[:, i]) for i, head in enumerate(self.heads)), strict=True)
+        both = torch.cat(pooled, dim=1)
+        return self.direct(both) + self.across(both), torch.stack(logits, dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(self.features(x))[0]
+
+
+def _trunk_factory(pretrained: bool = False, num_classes: int = EMBED, **kwargs: Any) -> Trunk:
+    """What timm calls: ``num_classes`` is the embedding width; other keywords describe pretrained weights."""
+    return Trunk(num_classes)
+
+
+_trunk_factory.__name__ = TRUNK
+register_model(_trunk_factory)
+
+
+def model_config() -> dict[str, Any]:
+    """The content of ``open_clip_config.json``: model and preprocessing (pixels to -1..1, no crop)."""
+    vision = {
+        "timm_model_name": TRUNK,
+        "timm_model_pretrained": False,
+        "timm_pool": "",
+        "timm_proj": "",
+        "image_size": [VIEW, VIEW * VIEWS],
+    }
+    text = {"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 96, "heads": 3, "layers": 2}
+    preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "squash"}
+    return {"model_cfg": {"embed_dim": EMBED, "vision_cfg": vision, "text_cfg": text}, "preprocess_cfg": preprocess}
+
+
+class WordTokenizer:
+    """Words to ids; id 0 pads, the last id ends a sentence. Unknown words are an error, never dropped.
+
+    Args:
+        words: the vocabulary, at most ``size - 2`` words.
+    """
+
+    def __init__(self, words: Iterable[str], size: int = VOCABULARY, context: int = CONTEXT) -> None:
+        self.words = tuple(words)
+        self.size, self.context = size, context
+        if len(self.words) > size - 2 or len(set(self.words)) != len(self.words):
+            raise ValueError(f"{len(self.words)} words do not fit {size} ids, or repeat")
+        self._ids = {word: i + 1 for i, word in enumerate(self.words)}
+
+    def __call__(self, sentences: Sequence[str] | str) -> Tensor:
+        """(N, context) int64. Raises UserError that names an unknown word, or an over-long sentence."""
+        batch = [sentences] if isinstance(sentences, str) else list(sentences)
+        return torch.stack([self._encode(sentence) for sentence in batch])
+
+    def _encode(self, sentence: str) -> Tensor:
+        found = re.findall(r"[\w']+", sentence.lower())
+        if not found or len(found) >= self.context:
+            raise UserError(f"sentence '{sentence}' has {len(found)} words; give 1 to {self.context - 1}.")
+        for word in found:
+            if word not in self._ids:
+                raise unknown_choice("word", word, self.words, f"the sentence '{sentence}'")
+        ids = [self._ids[word] for word in found] + [self.size - 1]
+        return torch.tensor(ids + [0] * (self.context - len(ids)))
+
+    def save(self, folder: Path) -> None:
+        """Write ``vocab.json`` beside the weights."""
+        data = {"words": self.words, "size": self.size, "context": self.context}
+        (folder / "vocab.json").write_text(json.dumps(data, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> WordTokenizer:
+        """Read what :meth:`save` wrote; a damaged file is a UserError."""
+        path = folder / "vocab.json"
+        try:
+            data = json.loads(path.read_text())
+            return cls(data["words"], data["size"], data["context"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is no vocabulary ({error}). Restore the folder or run `distillery fit`."
+            ) from error
