@@ -32,7 +32,7 @@ quickstart: $(STAMP)
 	$(BIN)/distillery pipeline run=runs/quickstart
 
 demo: $(STAMP)
-	$(BIN)/distillery pipeline --config-name demo
+	$(BIN)/distillery pipeline chain=demo run=runs/demo episodes=20 sentences=10 realtime=2
 
 test: $(TEST_STAMP)
 	$(BIN)/python -m pytest tests

@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "distill": ("distill.train", "distil a dataset and its specialists into one generalist that follows sentences"),
     "evaluate": ("distill.evaluate", "measure a policy on seen and held-out starts and phrasings"),
     "deploy": ("real_robot.deploy", "let a policy obey a sentence on a robot, real or virtual (dry run by default)"),
+    "film": ("distill.film", "film specialists and deployed sentences"),
     "report": ("distill.report", "write the self-contained HTML report of a run"),
     "pipeline": ("distill.pipeline", "run the whole chain: train, distil, evaluate, deploy, report"),
     "list": ("distill.inventory", "list worlds, algorithms, rewards and robots"),

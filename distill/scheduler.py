@@ -75,7 +75,9 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_stages(stages: Sequence[Stage], folder: Path, workers: int, display: Any) -> dict[str, Job]:
+def run_stages(
+    stages: Sequence[Stage], folder: Path, workers: int, display: Any, fresh: tuple[str, ...] = ()
+) -> dict[str, Job]:
     """Run every unfinished stage whose needs are met, ``workers`` at a time.
 
     Args:
@@ -83,6 +85,7 @@ def run_stages(stages: Sequence[Stage], folder: Path, workers: int, display: Any
         folder: run folder; ``stages.json`` and ``logs/`` are written there.
         workers: processes side by side.
         display: object with ``update(jobs)``.
+        fresh: stages to run even when they are finished.
 
     Raises:
         UserError: a stage failed; the others that were running are finished first, nothing is deleted.
@@ -92,7 +95,8 @@ def run_stages(stages: Sequence[Stage], folder: Path, workers: int, display: Any
     jobs = {s.name: Job(s) for s in stages}
     for job in jobs.values():
         past = history.get(job.stage.name, {})
-        if job.stage.product.exists() and past.get("key") == job.stage.key:
+        finished = past.get("status") == "done" and past.get("key") == job.stage.key
+        if finished and job.stage.product.exists() and job.stage.name not in fresh:
             job.state, job.seconds = "reused", past.get("seconds", 0.0)
     try:
         while not _all_ended(jobs):
@@ -101,7 +105,7 @@ def run_stages(stages: Sequence[Stage], folder: Path, workers: int, display: Any
             display.update(jobs)
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        _stop(jobs)
+        _stop(jobs, history, folder)
         raise
     finally:
         display.update(jobs)
@@ -161,12 +165,13 @@ def _reap(jobs: dict[str, Job], history: dict[str, Any], folder: Path) -> None:
         if code is None:
             continue
         job.state = "done" if code == 0 and job.stage.product.exists() else "failed"
-        earlier = history.get(job.stage.name, {})
-        resumed = earlier.get("seconds", 0.0) if earlier.get("status") in ("failed", "stopped") else 0.0
-        _record(job, history, folder, code, resumed)
+        _record(job, history, folder, code)
 
 
-def _record(job: Job, history: dict[str, Any], folder: Path, code: int, resumed: float) -> None:
+def _record(job: Job, history: dict[str, Any], folder: Path, code: int | None) -> None:
+    earlier = history.get(job.stage.name, {})
+    unfinished = earlier.get("status") in ("failed", "stopped") and earlier.get("key") == job.stage.key
+    resumed = earlier.get("seconds", 0.0) if unfinished else 0.0
     history[job.stage.name] = {
         "name": job.stage.name,
         "status": job.state,
@@ -191,7 +196,7 @@ def _read_history(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}); delete it: stages then run again over their folders") from error
 
 
-def _stop(jobs: dict[str, Job]) -> None:
+def _stop(jobs: dict[str, Job], history: dict[str, Any], folder: Path) -> None:
     """Ask the running stages to save and end; kill those that do not within STOP_SECONDS."""
     running = [j.process for j in jobs.values() if j.state == "running" and j.process is not None]
     for process in running:
@@ -204,7 +209,9 @@ def _stop(jobs: dict[str, Job]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     for job in jobs.values():
-        job.state = "stopped" if job.state == "running" else job.state
+        if job.state == "running" and job.process is not None:
+            job.state = "stopped"
+            _record(job, history, folder, job.process.returncode)
 
 
 def _log(folder: Path, stage: Stage) -> Path:
