@@ -76,6 +76,7 @@ def _reward_model(cfg: TrainConfig, env: Any) -> tuple[Callable[..., Any], dict[
     if not sentence:
         raise UserError(f"reward={cfg.reward.kind} needs a sentence and {cfg.env} has none: set reward.instruction.")
     model = build_reward(cfg.reward, sentence)
+    assert model is not None, "only the task's own reward builds to None"
     return model.score, {"pixels": tuple(model.cameras), "image_size": model.image_size}
 
 

@@ -56,6 +56,15 @@ def test_artefact_acts_like_the_learner_for_any_batch(exported):
         assert np.abs(actions[:, 0] - want.numpy()).max() < 1e-6
 
 
+def test_module_that_freezes_its_batch_size_is_refused(tmp_path):
+    class Frozen(torch.nn.Module):
+        def forward(self, obs):
+            return obs["proprio"][:, None] + torch.zeros(int(obs["proprio"].shape[0]), 1, 1)
+
+    with pytest.raises(Exception, match="batch"):
+        export_policy(Frozen(), Point().spec, Point(6).reset(0), tmp_path / "p")
+
+
 def test_spec_round_trips_and_lists_only_the_used_inputs(exported):
     spec = load_policy(exported[0]).spec
     assert spec.inputs == ("proprio",)
@@ -76,14 +85,14 @@ def test_flipped_byte_is_found(policy_dir, name):
     data = bytearray((policy_dir / name).read_bytes())
     data[len(data) // 2] ^= 0xFF
     (policy_dir / name).write_bytes(bytes(data))
-    with pytest.raises(UserError, match="damaged policy|golden"):
+    with pytest.raises(UserError, match=r"damaged policy|golden"):
         load_policy(policy_dir)
 
 
 def test_changed_limit_in_the_spec_is_found(policy_dir):
     text = (policy_dir / "spec.json").read_text()
     (policy_dir / "spec.json").write_text(text.replace("0.3", "3.3"))
-    with pytest.raises(UserError, match="checksum of spec.json"):
+    with pytest.raises(UserError, match=r"checksum of spec\.json"):
         load_policy(policy_dir)
 
 
