@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -48,10 +49,19 @@ def report(config: ReportConfig) -> Path:
     summary = summarise(run)
     videos, films = collect_films(run / "videos", config.embed_mb * 1e6)
     # the page is rendered from what was written, so that it can show nothing else
-    text = json.dumps({**summary, "videos": videos}, indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite({**summary, "videos": videos}), indent=1, ensure_ascii=False, allow_nan=False)
     page = render(json.loads(text), films)
     write_text(run / "summary.json", text)
     return write_text(run / "report.html", page)
+
+
+def finite(node: Any) -> Any:
+    """The same JSON with ``None`` for numbers that JSON does not have (nan, infinity)."""
+    if isinstance(node, dict):
+        return {str(key): finite(value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [finite(value) for value in node]
+    return None if isinstance(node, float) and not math.isfinite(node) else node
 
 
 def _known_runs(run: Path) -> str:

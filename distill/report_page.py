@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from distill.report_card import reward_section
 from distill.report_html import Html, duration, el, fig, join, percent, short
 from distill.report_parts import not_run, section
 from distill.report_robot import deployment_section, provenance_section, stage_section
-from distill.report_sections import generalist_section, reward_section, specialist_section
+from distill.report_sections import generalist_section, specialist_section
 
 Summary = Mapping[str, Any]
 Film = tuple[bytes, bytes]  # MP4 file, JPEG file

@@ -1,12 +1,9 @@
-"""The sections on learning: the generalist, the specialists, the reward model."""
+"""The sections on learning: the generalist and the specialists."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from distill.report_html import Html, duration, el, fig, join, percent, short
-from distill.report_parts import Row, bare_table, facts, heads, not_run, pairs, score, section, table, value, words
+from distill.report_html import Html, duration, el, fig, percent, short
+from distill.report_parts import Row, bare_table, facts, heads, not_run, score, section, table, words
 from distill.report_plots import learning_curve
 from distill.report_summary import TARGETS
 
@@ -131,47 +128,3 @@ def _training(generalist: Row) -> Html | None:
     if not curve and not known:
         return None
     return el("div", curve, facts(known) if known else None, cls="beside below" if curve else "below")
-
-
-def reward_section(summary: Row) -> Html:
-    """The reward model's report card, whatever it holds."""
-    card = summary["reward_model"]
-    if not card:
-        return not_run("reward", "Reward model", "No reward model was fitted or audited in this run.")
-    note = "How well the model's reading of pictures agrees with the true state of scenes that it never saw."
-    return section("reward", "Reward model", note, card_blocks(card))
-
-
-def card_blocks(card: Row) -> list[Html]:
-    """Numbers as large figures; a mapping of mappings or a list of rows as a table; anything else as pairs."""
-    plain = {k: v for k, v in card.items() if isinstance(v, (int, float))}
-    texts = {k: v for k, v in card.items() if isinstance(v, str)}
-    blocks = [facts([(words(key), value(entry), False) for key, entry in plain.items()])] if plain else []
-    for key, entry in card.items():
-        block = _card_block(entry)
-        if block:
-            blocks += [el("h3", words(key).capitalize()), block]
-    return blocks + ([el("h3", "Notes"), pairs(texts)] if texts else [])
-
-
-def _card_block(entry: Any) -> Html | None:
-    if isinstance(entry, Mapping) and entry:
-        if all(isinstance(row, Mapping) for row in entry.values()):
-            return _grid([{"": words(key), **row} for key, row in entry.items()])
-        return pairs(entry)
-    if isinstance(entry, list) and entry:
-        if all(isinstance(row, Mapping) for row in entry):
-            return _grid(entry)
-        return el("p", join([value(entry)]), cls="small")
-    return None
-
-
-def _grid(rows: list[Any]) -> Html:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    numeric = {name for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)}
-    head = [el("th", words(name), cls="n" if name in numeric else None) for name in columns]
-    body = [
-        el("tr", [el("td", value(row.get(name)), cls="n" if name in numeric else None) for name in columns])
-        for row in rows
-    ]
-    return table(head, body)

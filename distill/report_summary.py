@@ -49,7 +49,7 @@ def summarise(run: Path) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "control_hz": control_hz,
         "specialists": _specialists(run, control_hz),
-        "reward_model": read_object(run / "reward" / "card.json") or None,
+        **_reward(run),
         "dataset": _dataset(run),
         "generalist": _generalist(run, control_hz),
         "deployment": deployment(run / "deploy" / "results.jsonl", control_hz),
@@ -165,6 +165,14 @@ _SERIES = {
 def _mean(rows: list[dict[str, Any]], *names: str) -> float | None:
     values = [value for row in rows if (value := number(row, *names)) is not None]
     return sum(values) / len(values) if values else None
+
+
+def _reward(run: Path) -> dict[str, Any]:
+    """The report card as it is, and its AUROC averaged over tasks: on known pairs, and on the pair never shown."""
+    card = read_object(run / "reward" / "card.json")
+    sets: Row = pick(card, "sets", default={})
+    areas = {name: _mean(list(sets[name].values()), "auroc") for name in ("seen", "unseen") if name in sets}
+    return {"reward_model": card or None, "reward_auroc": {k: v for k, v in areas.items() if v is not None} or None}
 
 
 def _dataset(run: Path) -> dict[str, Any] | None:

@@ -53,17 +53,40 @@ def build_run(root: Path, without: tuple[str, ...] = ()) -> Path:
 
 
 def reward_card() -> dict[str, Any]:
-    per_variant = {
-        name: {"auroc": 0.951 + 0.006 * i, "spearman": 0.71 + 0.02 * i, "threshold": 0.5 + 0.03 * i}
-        for i, name in enumerate(VARIANTS)
+    """As ``vlm_rewards.card.grade`` writes it, with a number that JSON does not have."""
+
+    def family(base: float, objects: tuple[str, ...]) -> dict[str, Any]:
+        means = {
+            "auroc": base,
+            "worst_phrasing": base - 0.013,
+            "fpr95": 0.112,
+            "near_miss": float("nan"),
+            "spearman": base - 0.21,
+        }
+        rows = [
+            {"family": "any", "object": o, "sentence": f"touch {o}", "frames": 1203 + i, "positives": 311 + i, **means}
+            for i, o in enumerate(objects)
+        ]
+        return {**means, "concepts": rows}
+
+    sets = {
+        "seen": {
+            "reach": family(0.981, ("the marker",)),
+            "press": family(0.967, ("the green button",)),
+            "lift": family(0.975, ("the red cube", "the blue cube")),
+        },
+        "unseen": {
+            "press": {**family(0.951, ("the yellow button",)), "gate": {"recall": 0.873, "false_positives": 0.0042}}
+        },
+    }
+    calibration = {
+        name: {"low": 0.1123, "high": 0.3316, "threshold": 0.8125} for name in ("reach", "press", "move", "lift")
     }
     return {
-        "parameters": 1183456,
-        "mean_auroc": 0.9702,
-        "mean_spearman": 0.7733,
-        "frames": 24000,
-        "held_out_pair": "press_yellow",
-        "variants": per_variant,
+        "sets": sets,
+        "calibration": calibration,
+        "supervision": {"never_shown": "yellow button", "frames": "rendered scenes"},
+        "fit": {"steps": 4100, "seed": 3, "render_s": 41.5},
     }
 
 

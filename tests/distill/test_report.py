@@ -17,6 +17,7 @@ from distill import report as report_module
 from distill.film import choose
 from distill.film import main as film_main
 from distill.report import ReportConfig, collect_films, main, report
+from distill.report_card import flatten
 from distill.report_html import el, fig, percent_text
 from distill.report_page import NAVIGATION, headline
 from distill.report_plots import ticks
@@ -208,6 +209,17 @@ def test_a_run_that_has_just_begun(tmp_path: Path):
     assert "Nothing has been measured yet" in page
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {row["met"] for row in summary["targets"]} == {None}
+
+
+def test_a_nested_card_becomes_rows(full: Path):
+    nested = {"seen": {"press": {"auroc": 0.9, "concepts": [{"object": "the button", "auroc": 0.8, "family": "x"}]}}}
+    assert list(flatten(nested)) == [
+        (("seen", "press"), {"auroc": 0.9}),
+        (("seen", "press", "the button"), {"auroc": 0.8}),
+    ]
+    summary = json.loads((full / "summary.json").read_text())
+    assert summary["reward_auroc"] == {"seen": pytest.approx((0.981 + 0.967 + 0.975) / 3), "unseen": 0.951}
+    assert summary["reward_model"]["sets"]["seen"]["reach"]["near_miss"] is None  # was nan
 
 
 def test_headline_names_the_furthest_stage(full: Path):
