@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +25,25 @@ BURST_STEPS = (3, 8)  # length of a burst, half-open
 RECORDED = ("proprio", "objects", "goal")
 
 
-@dataclass
 class Noise:
-    """What is added to the clean actions of B worlds: Gaussian everywhere, in some worlds bursts of one random action."""
+    """What is added to the clean actions of B worlds: Gaussian everywhere, in some worlds bursts of one random action.
 
-    scale: np.ndarray  # (A,) largest action
-    sd: float
-    bursty: np.ndarray  # (B,) bool
-    rng: np.random.Generator
-    left: np.ndarray | None = None  # (B,) steps of the running burst
-    held: np.ndarray | None = None  # (B, A) its action
+    Args:
+        scale: (A,) largest action.  sd: of the Gaussian, in shares of it.
+        bursty: (B,) bool, worlds with bursts.
+    """
+
+    def __init__(self, scale: np.ndarray, sd: float, bursty: np.ndarray, rng: np.random.Generator):
+        self.scale, self.sd, self.bursty, self.rng = scale, sd, bursty, rng
+        self.left = np.zeros(len(bursty), int)  # steps of the running burst
+        self.held = np.zeros((len(bursty), len(scale)))  # its action
 
     def __call__(self, clean: np.ndarray) -> np.ndarray:
         """(B, A) clean actions -> (B, A) actions to execute."""
-        count, dim = clean.shape
-        if self.left is None or self.held is None:
-            self.left, self.held = np.zeros(count, int), np.zeros((count, dim))
-        starts = self.bursty & (self.left == 0) & (self.rng.random(count) < BURST_CHANCE)
+        starts = self.bursty & (self.left == 0) & (self.rng.random(len(clean)) < BURST_CHANCE)
         self.left[starts] = self.rng.integers(*BURST_STEPS, starts.sum())
-        self.held[starts] = self.rng.uniform(-1, 1, (starts.sum(), dim)) * self.scale
-        gaussian = clean + self.sd * self.scale * self.rng.standard_normal((count, dim))
+        self.held[starts] = self.rng.uniform(-1, 1, (starts.sum(), clean.shape[1])) * self.scale
+        gaussian = clean + self.sd * self.scale * self.rng.standard_normal(clean.shape)
         executed = np.where((self.left > 0)[:, None], self.held, gaussian)
         self.left = np.maximum(self.left - 1, 0)
         return np.clip(executed, -self.scale, self.scale).astype(np.float32)
@@ -129,8 +127,10 @@ def _round(cfg: CollectConfig, job: str, number: int, env: Any, teachers: Any) -
         length = min(len(rows), int(first[world]) + 1 + cfg.tail_steps)
         data = {_column(k): np.stack([row[k][world] for row in rows[:length]]) for k in rows[0]}
         data["next.done"] = np.arange(length) == length - 1
-        extra = {"success": True, "job": job, "specialist": teachers.paths[job], "env_seed": seed, "world": int(world),
-                 "round": number, "cycle_steps": int(first[world]) + 1, "bursts": bool(noise.bursty[world])}  # fmt: skip
+        extra = {
+            "success": True, "job": job, "specialist": teachers.paths[job], "env_seed": seed, "world": int(world),
+            "round": number, "cycle_steps": int(first[world]) + 1, "bursts": bool(noise.bursty[world]),
+        }  # fmt: skip
         yield Episode(data, sentences[world], extra)
 
 

@@ -7,6 +7,7 @@ targets in trials; of these, a few are executed before the policy looks again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ class FilmMLP(nn.Module):
         self.chunk, self.actions = chunk, actions
         sizes = [features] + [width] * depth
         self.language = nn.Sequential(nn.Linear(embedding, language), nn.GELU())
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
         self.films = nn.ModuleList(nn.Linear(language, 2 * width) for _ in range(depth))
         self.head = nn.Linear(width, chunk * actions)

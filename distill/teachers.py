@@ -77,8 +77,8 @@ def _load(path: str, job: str) -> Any:
         return _Scripts()
     policy = load_policy(policy_folder(path))
     if policy.spec.chunk != 1 or policy.spec.action_meaning != "joint_position_delta":
-        raise UserError(f"{path}: the specialist of '{job}' acts by {policy.spec.action_meaning} in chunks of "
-                        f"{policy.spec.chunk}; a specialist of the tabletop gives one joint_position_delta.")  # fmt: skip
+        found = f"{policy.spec.action_meaning} in chunks of {policy.spec.chunk}"
+        raise UserError(f"{path}: the specialist of '{job}' gives {found}; needed is one joint_position_delta.")
     return policy
 
 
