@@ -139,21 +139,24 @@ def run_episode(
 
 
 def _servo(gate: SafetyGate, deadlines: Deadlines, wanted: np.ndarray | None) -> bool:
-    """One action period of servo ticks; False if the target was not accepted to its end."""
+    """One action period of servo ticks; False if the target was not accepted to its end.
+
+    After a held tick the target is offered again: the ramp has gone on, the gate limits the step.
+    """
     ticks, start = gate.spec.ticks_per_action, gate.command.copy()
-    ramp = max(1, round(ticks * gate.spec.ramp_fraction))
+    ramp, outcome = max(1, round(ticks * gate.spec.ramp_fraction)), "held"
     for tick in range(1, ticks + 1):
         if wanted is None:
             gate.hold("no target")
         else:
             matched = wanted.shape == start.shape
             point = start + (wanted - start) * min(1.0, tick / ramp) if matched else wanted
-            if gate.submit(point).outcome != "sent":
-                wanted = None
+            outcome = gate.submit(point).outcome
+            wanted = wanted if outcome in ("sent", "held") else None
         deadlines.wait()
         if tick < ticks:
             gate.observe()
-    return wanted is not None
+    return outcome == "sent"
 
 
 def _sense(gate: SafetyGate, sensors: Sequence[Sensor]) -> dict[str, np.ndarray] | None:

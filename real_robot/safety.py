@@ -21,6 +21,7 @@ from sims.errors import UserError
 
 Workspace = Callable[[np.ndarray], str]  # (J,) target -> "" if allowed, else what is wrong
 
+ABSURD = 100.0  # rad: numbers beyond are no joint angles, but a broken policy
 IDLE, ACTIVE, FAULT = "idle", "active", "fault"
 
 
@@ -30,7 +31,8 @@ class Decision:
 
     Attributes:
         command: (J,) rad that the robot now holds or moves to, before encoder rounding.
-        outcome: "sent", "held" (rejected, the previous command stays) or "fault".
+        outcome: "sent", "held" (nothing wrong with the target, but the robot cannot take it now), "rejected" (bad
+            target) or "fault"; except for "sent" the previous command stays.
         limited: names of the limiters that changed it: "velocity", "acceleration", "limits".
     """
 
@@ -197,6 +199,8 @@ class SafetyGate:
         bad = self._malformed(target, names)
         if bad:
             return self._reject(bad)
+        if self._bad_reads:  # blind: wait for the next measurement
+            return self.hold("the last read failed")
         command, limited = self._limit(np.asarray(target, dtype=np.float64))
         if self.workspace is not None and (bad := self.workspace(command)):
             return self._reject(bad)
@@ -228,7 +232,9 @@ class SafetyGate:
             return f"target is not numeric: {target!r}"
         if array.shape != self.command.shape:
             return f"target has shape {array.shape}, the robot {self.command.shape}"
-        return "" if np.isfinite(array).all() else f"target is not finite: {array}"
+        if not np.isfinite(array).all():
+            return f"target is not finite: {array}"
+        return "" if np.abs(array).max() <= ABSURD else f"target is no joint angle: {array}"
 
     def _reject(self, reason: str) -> Decision:
         """The whole action is dropped: a valid part of a broken action is not trustworthy either."""
@@ -237,7 +243,7 @@ class SafetyGate:
         if self._bad_actions >= self.spec.bad_actions_to_fault:
             self.fault(f"{self._bad_actions} bad actions in a row: {reason}")
         self.speed = np.zeros(len(self.command))
-        return Decision(self.command.copy(), "fault" if self.state == FAULT else "held", (), reason)
+        return Decision(self.command.copy(), "fault" if self.state == FAULT else "rejected", (), reason)
 
     def _limit(self, target: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
         """Speed, then change of speed, then the range of each joint."""
