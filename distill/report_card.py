@@ -13,6 +13,9 @@ SETS = {"seen": "AUROC, new scenes", "unseen": "AUROC, object and task never sho
 TERMS = {"auroc": "AUROC", "fpr95": "FPR at recall target", "near_miss": "near misses passed"}
 
 
+Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path and numbers
+
+
 def reward_section(summary: Row) -> Html:
     """The reward model's report card."""
     card = summary["reward_model"]
@@ -47,7 +50,7 @@ def _block(entry: Any) -> Html | None:
     return None
 
 
-def flatten(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def flatten(node: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """(path, numbers) of every mapping below ``node`` that holds numbers; items of a list are told apart by a name."""
     if isinstance(node, list):
         for index, item in enumerate(node):
@@ -65,11 +68,20 @@ def flatten(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
             yield from flatten(child, path)
 
 
-def _grid(rows: list[tuple[tuple[str, ...], dict[str, Any]]]) -> Html:
+def _grid(rows: list[Leaf]) -> Html:
+    """One table for the rows that share columns with the first, and so on for the rest."""
+    if not rows:
+        return Html()
+    related = [row for row in rows if row[1].keys() & rows[0][1].keys()]
+    rest = [row for row in rows if not row[1].keys() & rows[0][1].keys()]
+    return el("div", _table(related), _grid(rest) if rest else None, cls="dense stack")
+
+
+def _table(rows: list[Leaf]) -> Html:
     columns = list(dict.fromkeys(key for _, numbers in rows for key in numbers))
     head = [el("th"), *(el("th", term(name), cls="n") for name in columns)]
     body = [el("tr", _label(path), [el("td", value(row.get(c)), cls="n") for c in columns]) for path, row in rows]
-    return el("div", table(head, body), cls="dense")
+    return table(head, body)
 
 
 def _label(path: tuple[str, ...]) -> Html:
