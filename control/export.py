@@ -150,43 +150,6 @@ def write_onnx(module: nn.Module, args: tuple[Tensor, ...], names: list[str], fi
         )
 
 
-def _check_batch_axis(policy: Policy, inputs: Mapping[str, np.ndarray], output: np.ndarray) -> None:
-    """A traced graph may have frozen the example's batch size; one row must give the row's action."""
-    single, _ = policy({k: v[:1] for k, v in inputs.items()})
-    if single.shape != output[:1].shape or np.abs(single - output[:1]).max() > 1e-4:
-        raise ValueError("the exported graph depends on the batch size of the example; make the module free of it")
-
-
-class _Positional(nn.Module):
-    def __init__(self, module: nn.Module, groups: list[str]) -> None:
-        super().__init__()
-        self.module, self.groups = module, groups
-
-    def forward(self, *arrays: Tensor) -> Tensor:
-        return self.module(dict(zip(self.groups, arrays)))
-
-
-def _write_graph(module: nn.Module, obs: Mapping[str, Tensor], file: Path) -> list[str]:
-    """Export and return the groups that the graph takes, in its order."""
-    groups = [group for group in obs if _depends(module, obs, group)]
-    write_onnx(_Positional(module, groups), tuple(obs[g] for g in groups), groups, file)
-    return groups
-
-
-def write_onnx(module: nn.Module, args: tuple[Tensor, ...], names: list[str], file: Path, dynamo: bool = False) -> None:
-    """ONNX graph with a free batch axis. The tracing exporter takes 0.3 s where the ``dynamo`` one takes 10 s."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    axes: dict[str, Any] = {"dynamic_axes": {name: {0: "batch"} for name in [*names, "action"]}}
-    if dynamo:
-        batch = torch.export.Dim("batch", min=1)
-        axes = {"dynamic_shapes": (tuple({0: batch} for _ in names),), "external_data": False}
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, args, str(file), input_names=names, output_names=["action"], dynamo=dynamo, verbose=False, **axes
-        )
-
-
 class _Recorder(dict):
     """A dict that remembers which keys were read."""
 
