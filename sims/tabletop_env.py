@@ -153,11 +153,13 @@ class TabletopEnv:
 
     def set_variants(self, ids: Sequence[int] | Sequence[str] | np.ndarray) -> dict[str, Tensor]:
         """Change the job (and sentence) of every world for the rest of this episode; same state. Returns ``obs``."""
-        self.variant_ids = self._indices(ids)
-        for i, variant in enumerate(self.variant_ids):
-            phrase = self.draw_start(i, int(self._episode[i])).phrase
-            self._instruction[i] = self._sentence(int(variant), phrase)
-        self._hold[:] = 0
+        ids = self._indices(ids)
+        changed = np.flatnonzero(ids != self.variant_ids)
+        self.variant_ids = ids
+        for i in changed:
+            phrase = self.draw_start(int(i), int(self._episode[i])).phrase
+            self._instruction[i] = self._sentence(int(ids[i]), phrase)
+        self._hold[changed] = 0
         return self._refresh()
 
     def set_instruction(self, ids: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
