@@ -166,9 +166,8 @@ def distill(cfg: DistillConfig) -> Path:
     trainer = Trainer(cfg)
     teachers = Teachers({j: p for j, p in cfg.specialists.paths().items() if j in trainer.jobs}) if cfg.rounds else None
     if teachers and (missing := [j for j in trainer.jobs if j not in teachers.paths]):
-        raise UserError(
-            f"the dataset has job '{missing[0]}', but no specialist to label it: specialists.{missing[0]}=…"
-        )
+        name = missing[0]
+        raise UserError(f"{cfg.dataset} has job '{name}', but no specialist labels it. Give specialists.{name}=<folder>")
     out.mkdir(parents=True, exist_ok=True)
     if has_checkpoint(out / "checkpoint"):
         trainer.restore(load_checkpoint(out / "checkpoint"))
