@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from distill.display import Display
 from distill.scheduler import Stage, exclusive, run_stages
@@ -18,6 +19,7 @@ from sims.errors import UserError, unknown_choice
 from sims.verbs import Verb, run_verb
 
 SHIPPED = Path(__file__).resolve().parent / "artefacts"
+CLIP_CARD = SHIPPED.parents[1] / "vlm_rewards" / "weights" / "small_clip" / "card.json"
 # specialist -> (options of ``train``, variants it serves, expected seconds on a free core)
 SPECIALISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], float]] = {
     "move": (("env=tabletop/move",), ("move_red", "move_blue"), 240),
@@ -140,10 +142,42 @@ def pipeline(cfg: PipelineConfig) -> int:
         write_provenance(cfg, run)
         with Display(cfg.workers) as display:
             jobs = run_stages([*stages[:-1]], run, cfg.workers, display)
+        gather_for_report(run)
         # always written anew: it is quick, and it shows the stages above
         jobs |= run_stages([replace(stages[-1], needs=())], run, 1, Quiet(), fresh=("report",))
     print(f"report: {run / 'report.html'}\nfigures: {run / 'summary.json'}")
     return 0
+
+
+def gather_for_report(run: Path) -> None:
+    """Put beside the run what the report shows of other places: baselines per specialist, the reward model's card."""
+    rows: dict[str, dict[str, object]] = {}
+    for kind in ("demonstrator", "clone"):
+        file = run / "baselines" / f"{kind}.json"
+        cells = json.loads(file.read_text())["cells"] if file.exists() else []
+        for name, (_, jobs, _) in SPECIALISTS.items():
+            pooled = [c for c in cells if c["variant"] in jobs and c["axis"] == "seen"]
+            if pooled:
+                rows.setdefault(name, {})[kind] = pool(pooled)
+    if rows:
+        _replace(run / "baselines.json", json.dumps(rows, indent=1))
+    if CLIP_CARD.exists():
+        _replace(run / "reward" / "card.json", CLIP_CARD.read_text())
+
+
+def pool(cells: list[dict[str, Any]]) -> dict[str, object]:
+    """One row for several jobs: counts add up, the cycle time is the mean weighted by successes."""
+    won = sum(c["successes"] for c in cells)
+    timed = [(c["successes"], c["cycle_steps"]) for c in cells if c["cycle_steps"] is not None]
+    cycle = sum(n * t for n, t in timed) / max(1, sum(n for n, _ in timed)) if timed else None
+    return {"successes": won, "episodes": sum(c["episodes"] for c in cells), "cycle_steps": cycle}
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 class Quiet:
@@ -165,9 +199,7 @@ def write_provenance(cfg: PipelineConfig, run: Path) -> None:
         "git_commit": _git(root, "rev-parse", "HEAD"),
         "git_dirty": bool(_git(root, "status", "--porcelain")),
     }
-    temporary = run / "provenance.json.tmp"
-    temporary.write_text(json.dumps(document, indent=1))
-    temporary.replace(run / "provenance.json")
+    _replace(run / "provenance.json", json.dumps(document, indent=1))
 
 
 def _processor() -> str:
