@@ -156,3 +156,15 @@ class EvaluateConfig:
                 raise unknown_choice("job", job, VARIANTS, "option 'jobs'")
         if bool(self.policy) == bool(self.specialists.paths()):
             raise UserError("give either 'policy' (a folder or 'scripted') or 'specialists.<job>' (a row each).")
+
+
+@dataclass
+class DatasetConfig:
+    """Look at a dataset."""
+
+    root: str = field(default="runs/dataset", metadata={"help": "folder of a LeRobot v3.0 dataset"})
+    do: str = field(default="validate", metadata={"help": "validate, info (describe) or recover (finish)"})
+
+    def __post_init__(self) -> None:
+        if self.do not in ("validate", "info", "recover"):
+            raise unknown_choice("action", self.do, ("validate", "info", "recover"), "option 'do'")

@@ -22,6 +22,7 @@ from sims.registry import make
 
 BLOCK_STEPS = 8  # a specialist or the generalist drives for so long at a time
 TAIL_STEPS = 12  # steps recorded after success
+HOLD_SHARE = 0.3  # of the steps after those: standing still needs fewer samples
 SWITCH_STEPS = (8, 30)  # when a sentence changes, half-open
 BASE_SHARE = 0.15  # weight of a job that never fails, beside its failure rate
 
@@ -113,7 +114,7 @@ class _Driver:
         own = self.actor({**self.obs, "embedding": self.embedding})
         teaching = torch.from_numpy(self.helped & (self.age // BLOCK_STEPS % 2 == 1))
         self.actor.restart(teaching)  # its plan is void once somebody else drives
-        recorded = (self.first < 0) | (self.age <= self.first + TAIL_STEPS)
+        recorded = (self.first < 0) | (self.age <= self.first + TAIL_STEPS) | (self.rng.random(len(label)) < HOLD_SHARE)
         self.rows.append({
             "proprio": self.obs["proprio"], "objects": self.obs["objects"], "label": label,
             "job": torch.from_numpy(self.env.variant_ids.copy()), "segment": torch.from_numpy(self.segment.copy()),
@@ -143,13 +144,13 @@ class _Driver:
         for world in range(self.env.num_envs):
             mine = {k: v[world] for k, v in stacked.items()}
             for number in mine["segment"].unique():
-                keep = (mine["segment"] == number) & mine["recorded"]
-                if keep.any():
-                    parts.append(self._samples({k: v[keep] for k, v in mine.items()}, features))
+                piece = {k: v[mine["segment"] == number] for k, v in mine.items()}
+                parts.append(self._samples(piece, features))
         mean = self.total / max(1.0, float(self.env.num_envs * len(self.rows)))
         return Round(Samples.join(parts), self.successes, self.episodes, mean)
 
     def _samples(self, rows: Mapping[str, Tensor], features: str) -> Samples:
         target, valid = corrected_targets(commanded(rows["proprio"]), rows["label"], self.cfg.chunk)
         flat = featurise(features, {"proprio": rows["proprio"], "objects": rows["objects"]})
-        return Samples(flat, rows["job"], target, valid)
+        keep = rows["recorded"]
+        return Samples(flat[keep], rows["job"][keep], target[keep], valid[keep])

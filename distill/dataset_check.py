@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from distill.config import DatasetConfig
 from distill.dataset import (
     CODEBASE_VERSION,
     INFO,
@@ -23,8 +25,9 @@ from distill.dataset import (
     read_json,  # fmt: skip
     read_parquet,
 )
-from distill.dataset_writer import feature_stats
+from distill.dataset_writer import DatasetWriter, feature_stats
 from sims.errors import UserError
+from sims.verbs import Verb, run_verb
 
 INFO_KEYS = ("codebase_version", "fps", "features", "total_episodes", "total_frames", "total_tasks", "chunks_size",
              "data_path", "splits")  # fmt: skip
@@ -244,3 +247,69 @@ RULES: tuple[Callable[[Dataset], None], ...] = (
     check_staging, check_episodes, check_totals, check_files, check_frames, check_values, check_stats,
     check_episode_stats,
 )  # fmt: skip
+
+
+def describe(dataset: Dataset) -> str:
+    """Counts, columns and episodes per sentence, for a person."""
+    info = dataset.info
+    counts = f"{len(dataset)} episodes, {dataset.num_frames} frames, {len(dataset.tasks)} sentences"
+    lines = [f"{dataset.root}: LeRobot {info['codebase_version']}, {counts}, {dataset.fps:g} frames/s"]
+    lines += [f"  {name:34}{f.dtype:10}{f.shape}" for name, f in dataset.features.items()]
+    jobs = [str(row.get("job", row["tasks"][0])) for row in dataset.rows]
+    for job in dict.fromkeys(jobs):
+        mine = [row for row, j in zip(dataset.rows, jobs) if j == job]
+        cycle = [row["cycle_steps"] for row in mine if "cycle_steps" in row]
+        mean = f", success after {np.mean(cycle):.1f} steps" if cycle else ""
+        lines.append(f"  {job:34}{len(mine)} episodes{mean}")
+    return "\n".join(lines)
+
+
+def recover(root: Path) -> Dataset:
+    """Finish a dataset whose writer died: fold its committed episodes in."""
+    staged = sorted((root / STAGING).glob("episode-*.parquet"))
+    if not staged and not (root / INFO).exists():
+        raise UserError(f"{root}: neither a dataset nor committed episodes of one.")
+    if staged and (root / INFO).exists():
+        dataset = Dataset(root)
+        features = {k: f for k, f in dataset.features.items() if k not in MANDATORY}
+        known = (
+            "codebase_version",
+            "robot_type",
+            "fps",
+            "features",
+            "splits",
+            "data_path",
+            "video_path",
+            "chunks_size",
+        )
+        meta = {k: v for k, v in dataset.info.items() if k not in known and not k.startswith("total_")}
+        with DatasetWriter(root, features, dataset.fps, dataset.info["robot_type"], meta):
+            pass
+    elif staged:
+        raise UserError(f"{root}: its first episodes are committed, but not what they are. Run the same collect again.")
+    return validate(root)
+
+
+def run(cfg: DatasetConfig) -> None:
+    """Entry of the verb."""
+    root = Path(cfg.root)
+    if cfg.do == "recover":
+        recover(root)
+    print(describe(validate(root) if cfg.do != "info" else Dataset(root)))
+
+
+VERB = Verb(
+    name="dataset",
+    schema=DatasetConfig,
+    run=run,
+    sentence="validate, describe or recover a LeRobot v3.0 dataset",
+    examples=("distillery dataset root=runs/quickstart/dataset", "distillery dataset root=runs/dataset do=recover"),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_verb(VERB, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.dataset import INFO, STATS, TASKS, Dataset, Episode, Feature, rollout_features
-from distill.dataset_check import problems, validate
+from distill.dataset_check import describe, main, problems, recover, validate
 from distill.dataset_writer import DatasetWriter
 from sims.errors import UserError
 from sims.types import ArraySpec, EnvSpec
@@ -299,3 +299,23 @@ def test_columns_of_a_world():
     assert inputs == {"observation.state", "observation.environment_state", "observation.images.front"}
     assert {n for n in names if n.startswith("action")} == {"action"}
     assert {"privileged.goal", "privileged.privileged", "executed.action"} <= names
+
+
+def test_recover_folds_in_what_was_committed(root):
+    writer = DatasetWriter(root, FEATURES, 20, "test_arm")
+    writer.add_episode(make_episode(7, 4, "reach"))
+    writer.close()
+    assert any("not folded in" in line for line in problems(root))
+    dataset = recover(root)
+    assert len(dataset) == 5
+    assert "5 episodes, 30 frames, 3 sentences" in describe(dataset)
+
+
+def test_verb_prints_one_message_for_damage(root, capsys):
+    assert main([f"root={root}"]) == 0
+    truncate(root / "data/chunk-000/file-000.parquet")
+    assert main([f"root={root}"]) == 2
+    out = capsys.readouterr()
+    assert "4 episodes" in out.out
+    assert "damaged or truncated" in out.err
+    assert "Traceback" not in out.err
