@@ -56,7 +56,7 @@ class ResultBook:
                 row = json.loads(line)
             except ValueError:  # a line cut off by kill -9
                 continue
-            key = (row["index"], row["sentence"], row["seed"], row["realtime"])
+            key = tuple(row.get(k) for k in ("index", "sentence", "seed", "realtime"))
             if row.get("identity") == self.identity and key in wanted:
                 self.rows[key] = row
         return set(self.rows)

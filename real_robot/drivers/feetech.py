@@ -16,6 +16,7 @@ from sims.errors import UserError
 READ_SIZE = 10  # present position .. hardware status, registers 56 to 65
 STOP_TIMEOUT_S = 0.02
 STOP_TRIES = 3
+EDGE_TICKS = 20  # 0.03 rad: a joint resting at its stop reads a little beyond its range and is drawn back by so much
 
 
 class FeetechDriver:
@@ -128,13 +129,14 @@ class FeetechDriver:
     def enable(self) -> None:
         """Goal := present on every motor, verified by reading back, then torque on: nothing moves.
 
-        Raises UserError if a joint stands outside its range (the firmware would drive it to the edge).
+        Raises UserError if a joint stands clearly outside its range (the firmware would drive it to the edge).
         """
-        ticks = self.spec.to_ticks(self.read().position)
+        present = self.spec.to_ticks(self.read().position)
+        ticks = np.clip(present, self._low, self._high)
         outside = [
-            f"{j.name} at {float(self.spec.to_rad(ticks)[i]):.3f} rad, range [{j.low}, {j.high}]"
+            f"{j.name} at {float(self.spec.to_rad(present)[i]):.3f} rad, range [{j.low}, {j.high}]"
             for i, j in enumerate(self.spec.joints)
-            if not self._low[i] <= ticks[i] <= self._high[i]
+            if abs(present[i] - ticks[i]) > EDGE_TICKS
         ]
         if outside:
             raise UserError(f"joint outside its range: {'; '.join(outside)}. Move it inside by hand, then try again.")

@@ -115,7 +115,7 @@ class LimitMonitor:
             self.worst_speed = max(self.worst_speed, distance / elapsed / float(self.speed[joint]))
         self.too_fast += int(distance > float(self.speed[joint]) * elapsed * (1 + 1e-6))
         # goal := present, sent when torque comes on, starts no motion: the next goal may follow at once
-        self.last[joint] = (goal, then if joint not in self.last and goal == before else now_s)
+        self.last[joint] = (goal, now_s if joint in self.last else then)
 
 
 class ServoBank:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from control.policy import document_digest
 from real_robot.config import RobotSpec, load_robot
 from real_robot.drivers.feetech import FeetechDriver
 from real_robot.drivers.feetech_bus import BusError
@@ -176,8 +177,13 @@ def write_artefact(
     }
     names = ("policy.onnx", "weights.safetensors", "golden.safetensors")
     document["sha256"] = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in names}
-    (folder / "spec.json").write_text(json.dumps(document))
+    sign(folder, document)
     return folder
+
+
+def sign(folder: Path, document: dict[str, Any]) -> None:
+    """Write spec.json with its checksum."""
+    (folder / "spec.json").write_text(json.dumps({**document, "digest": document_digest(document)}))
 
 
 def go_to(pose: np.ndarray) -> dict[str, np.ndarray]:

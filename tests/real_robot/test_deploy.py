@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from robot_tools import HOME, FeetechDriver, go_to, load_robot, sign, write_artefact
 
 from real_robot.batch import draw_requests, run_requests, run_sentences
 from real_robot.contract import JointMap
 from real_robot.deploy import main
 from real_robot.loop import PolicyPlayer, run_episode
 from real_robot.session import Session
-from robot_tools import HOME, go_to, write_artefact
 from sims.errors import UserError
 from sims.worlds.kinematics import forward
 from sims.worlds.robots import SO101
 from sims.worlds.variants import EPISODE_STEPS, VARIANTS
 
-POSE = HOME + [0.4, 0.2, -0.1, 0.0, 0.3, 0.0]
+POSE = HOME + np.array([0.4, 0.2, -0.1, 0.0, 0.3, 0.0])
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,9 @@ def test_the_command_moves_only_when_live(artefact, tmp_path, capsys) -> None:
         ("colourless green ideas sleep furiously", ["refused", "Nearest known sentences"]),
     ],
 )
-def test_sentences_no_job_covers_are_refused_before_anything_starts(artefact, tmp_path, capsys, monkeypatch, sentence, words):
+def test_sentences_no_job_covers_are_refused_before_anything_starts(
+    artefact, tmp_path, capsys, monkeypatch, sentence, words
+):
     monkeypatch.setattr("real_robot.session.EmulatorProcess", None)  # starting one would raise
     code = main([f"policy={artefact}", f"sentence={sentence}", "live=true", f"out={tmp_path / 'out'}"])
     message = capsys.readouterr().err
@@ -178,7 +180,7 @@ def _edit(**action):
     def change(folder):
         spec = json.loads((folder / "spec.json").read_text())
         spec["env"]["action"].update(action)
-        (folder / "spec.json").write_text(json.dumps(spec))
+        sign(folder, spec)
 
     return change
 
@@ -223,14 +225,16 @@ def test_mistakes_exit_with_one_message_and_leave_results_alone(tmp_path, capsys
 
 def test_a_busy_port_is_refused(artefact, tmp_path) -> None:
     from real_robot.emulators.process import EmulatorProcess
-    from robot_tools import FeetechDriver, load_robot
 
     with EmulatorProcess("so101_virtual", world="servos") as emulator:
         owner = FeetechDriver(load_robot("so101_virtual", port=emulator.port))
         owner.connect()
-        with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
-            run_requests(artefact, draw_requests(1, 0), out=tmp_path, robot="so101", port=emulator.port, strict=True)
-        owner.disconnect()
+        arm = {"robot": "so101", "port": emulator.port}
+        try:
+            with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+                run_requests(artefact, draw_requests(1, 0, realtime=True), out=tmp_path, **arm)
+        finally:
+            owner.disconnect()
 
 
 def test_a_specialist_refuses_another_job(tmp_path) -> None:
@@ -247,6 +251,13 @@ def test_deploying_never_imports_torch(artefact, tmp_path) -> None:
         "heavy = {'torch', 'jax', 'open_clip', 'gymnasium'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    args = [f"policy={artefact}", "sentence=reach the marker", "time=lockstep", "steps=3", "live=true", f"out={tmp_path}"]
+    args = [
+        f"policy={artefact}",
+        "sentence=reach the marker",
+        "time=lockstep",
+        "steps=3",
+        "live=true",
+        f"out={tmp_path}",
+    ]
     done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from robot_tools import HOME, bench
 
 from real_robot.config import load_robot
 from real_robot.drivers import feetech_wire as wire
 from real_robot.emulators.process import EmulatorProcess
 from real_robot.emulators.servos import ServoBank
-from robot_tools import HOME, bench
 
 sdk = pytest.importorskip("scservo_sdk")
 OVERLOAD = 0x20
@@ -201,7 +203,7 @@ def test_the_emulator_ends_with_its_parent() -> None:
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:
-            state = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0]
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except FileNotFoundError:
             return
         if state == "Z":

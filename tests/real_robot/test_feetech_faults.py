@@ -8,16 +8,16 @@ import time
 
 import numpy as np
 import pytest
+from robot_tools import HOME, bench
 
 from real_robot.config import load_robot
 from real_robot.drivers.feetech import FeetechDriver
 from real_robot.emulators.process import EmulatorProcess
 from real_robot.loop import PolicyPlayer, run_episode, travel
 from real_robot.safety import ACTIVE, FAULT
-from robot_tools import HOME, bench
 from sims.errors import UserError
 
-GOAL = HOME + [0.3, 0.1, -0.1, -0.1, 0.2, 0.1]
+GOAL = HOME + np.array([0.3, 0.1, -0.1, -0.1, 0.2, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_enabling_torque_moves_nothing_even_after_the_arm_was_moved_by_hand() ->
 
 def test_a_joint_outside_its_range_is_not_enabled() -> None:
     with bench() as b:
-        b.ask("reset", position=(HOME + [2.2, 0, 0, 0, 0, 0]).tolist())
+        b.ask("reset", position=(HOME + np.array([2.2, 0, 0, 0, 0, 0])).tolist())
         with pytest.raises(UserError, match=r"shoulder_pan at 2\.\d+ rad.*by hand"):
             b.gate.engage()
         assert b.ask("truth")["torque"] == [False] * 6
@@ -211,7 +211,7 @@ def test_travel_is_slow_and_arrives() -> None:
     with bench() as b:
         b.gate.engage()
         start = b.clock.now_ns()
-        assert travel(b.gate, b.clock, HOME + [0.25, 0, 0, 0, 0, 0])
+        assert travel(b.gate, b.clock, HOME + np.array([0.25, 0, 0, 0, 0, 0]))
         assert (b.clock.now_ns() - start) * 1e-9 == pytest.approx(0.5, abs=0.02)  # 0.25 rad at 0.5 rad/s
         assert b.gate.state == ACTIVE
         assert b.ask("stats")["limits_violated"] == 0
@@ -316,3 +316,15 @@ def test_a_signal_to_the_whole_program_switches_every_motor_off(number) -> None:
         assert time.monotonic() - start < 2
         assert emulator.control.request("truth")["torque"] == [False] * 6
         program.stdout.close()
+
+
+def test_a_joint_at_its_stop_reads_a_tick_beyond_and_is_still_enabled() -> None:
+    """1.65806 rad is 2048 + 1080.89 ticks: the encoder says 3129, the highest allowed goal is 3128."""
+    with bench() as b:
+        position = HOME.copy()
+        position[3] = b.spec.array("high")[3]
+        b.ask("reset", position=position.tolist())
+        b.gate.engage()
+        assert b.ask("truth")["torque"] == [True] * 6
+        assert b.hold_ticks(b.gate.command, 3) == ["sent"] * 3
+        assert b.ask("stats")["limits_violated"] == 0

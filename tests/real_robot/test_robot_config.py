@@ -81,7 +81,7 @@ def test_mistakes_in_a_robot_file_are_named(tmp_path, change, message) -> None:
 
 
 def test_unknown_robot_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="unknown robot 'so100'.*Did you mean 'so101'"):
+    with pytest.raises(UserError, match=r"unknown robot 'so100'.*Did you mean 'so101'"):
         load_robot("so100")
 
 

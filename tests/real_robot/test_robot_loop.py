@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from robot_tools import HOME, FakeClock, FakeDriver, fake_gate
 
 from real_robot.clock import LockstepClock
 from real_robot.contract import CHUNK, DELTA, JointMap, check_contract
 from real_robot.loop import Deadlines, PolicyPlayer, Timing, run_episode
 from real_robot.safety import FAULT, SafetyGate
 from real_robot.types import SensorReading
-from robot_tools import HOME, FakeClock, FakeDriver, fake_gate
 from sims.errors import UserError
 from sims.tabletop_spec import make_spec
 from sims.worlds.robots import SO101
@@ -117,7 +117,9 @@ def test_the_policy_sees_what_it_was_trained_on() -> None:
     assert obs["goal"].tolist() == [[0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("bad", [np.full((1, 6), np.nan), np.zeros((1, 5)), np.full((1, 6), np.inf), np.zeros((1, 6, 1))])
+@pytest.mark.parametrize(
+    "bad", [np.full((1, 6), np.nan), np.zeros((1, 5)), np.full((1, 6), np.inf), np.zeros((1, 6, 1))]
+)
 def test_bad_actions_hold_and_then_fault_and_nothing_is_sent(bad) -> None:
     """One rejection per action, not per servo tick: three actions to the fault."""
     gate, driver = fake_gate(bad_actions_to_fault=3)
@@ -204,5 +206,5 @@ def test_mismatches_are_refused(changes, message) -> None:
 
 
 def test_objects_need_a_tracker() -> None:
-    with pytest.raises(UserError, match="needs objects.*'tracker'"):
+    with pytest.raises(UserError, match=r"needs objects.*'tracker'"):
         check_contract(_spec(), replace(FakeDriver().spec, emulator=""))  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from robot_tools import HOME, FakeDriver, fake_gate
 
 from real_robot.safety import ACTIVE, FAULT, IDLE, SafetyGate
 from real_robot.session import tip_box
 from real_robot.shutdown import Interrupted, guarded
-from robot_tools import HOME, FakeDriver, fake_gate
 from sims.errors import UserError
 from sims.worlds.kinematics import forward
 
@@ -71,7 +71,7 @@ def test_speed_limit_refers_to_what_was_sent_not_to_the_measurement() -> None:
     """4 rad/s at 100 Hz = 0.04 rad per period. The joint itself never moves, the command still advances."""
     gate, driver = fake_gate()
     stuck = driver.position.copy()
-    far = HOME + [1, 0, 0, 0, 0, 0]
+    far = HOME + np.array([1, 0, 0, 0, 0, 0])
     for expected in (0.04, 0.08, 0.12):
         decision = gate.submit(far)
         driver.position = stuck.copy()
@@ -84,14 +84,14 @@ def test_acceleration_limit_by_hand() -> None:
     """50 rad/s^2 * 0.01 s = 0.5 rad/s more per period: steps of 0.005, 0.010, 0.015 rad."""
     gate, _ = fake_gate()
     gate.max_acceleration = np.full(6, 50.0)
-    positions = [gate.submit(HOME + [1, 0, 0, 0, 0, 0]).command[0] for _ in range(3)]
+    positions = [gate.submit(HOME + np.array([1, 0, 0, 0, 0, 0])).command[0] for _ in range(3)]
     np.testing.assert_allclose(np.diff([0.0, *positions]), [0.005, 0.010, 0.015], atol=1e-12)
 
 
 def test_limited_braking_does_not_overshoot() -> None:
     gate, _ = fake_gate()
     gate.max_acceleration = np.full(6, 50.0)
-    goal = HOME + [0.5, 0, 0, 0, 0, 0]
+    goal = HOME + np.array([0.5, 0, 0, 0, 0, 0])
     track = np.array([gate.submit(goal).command[0] for _ in range(200)])
     assert track[-1] == pytest.approx(0.5, abs=1e-6)
     assert track.max() <= 0.5 + 1e-3
@@ -131,7 +131,7 @@ def test_workspace_box_rejects() -> None:
     gate = SafetyGate(driver, driver.clock, workspace=tip_box(driver.spec))
     gate.engage()
     assert gate.submit(HOME).outcome == "sent"
-    outcomes = [gate.submit(HOME + [0.03 * i, 0, 0, 0, 0, 0]) for i in range(1, 20)]
+    outcomes = [gate.submit(HOME + np.array([0.03 * i, 0, 0, 0, 0, 0])) for i in range(1, 20)]
     assert outcomes[0].outcome == "sent"
     rejected = [d for d in outcomes if d.outcome == "rejected"]
     assert rejected
@@ -160,7 +160,7 @@ def test_reports_of_the_motor_and_impossible_measurements_are_faults() -> None:
     gate.observe()
     assert gate.reason == "motor reports elbow_flex: overload"
     gate, driver = fake_gate()
-    driver.position = HOME + [5, 0, 0, 0, 0, 0]
+    driver.position = HOME + np.array([5, 0, 0, 0, 0, 0])
     gate.observe()
     assert "shoulder_pan" in gate.reason
 
@@ -252,9 +252,14 @@ def test_keys_are_not_read_where_there_is_no_terminal(tmp_path) -> None:
 def test_signals_shut_down_and_handlers_are_restored(number) -> None:
     gate, driver = fake_gate()
     before = signal.getsignal(number)
-    with pytest.raises(Interrupted, match=signal.Signals(number).name), guarded(gate):
-        os.kill(os.getpid(), number)
-        time.sleep(2)
+
+    def body() -> None:
+        with guarded(gate):
+            os.kill(os.getpid(), number)
+            time.sleep(2)
+
+    with pytest.raises(Interrupted, match=signal.Signals(number).name):
+        body()
     assert driver.log[-2:] == ["stop", "disconnect"]
     assert gate.state == FAULT
     assert signal.getsignal(number) is before
