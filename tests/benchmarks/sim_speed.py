@@ -22,23 +22,31 @@ import torch
 
 from sims.registry import make
 from sims.rendering import SceneRenderer
+from sims.tabletop_env import TabletopEnv
 from sims.worlds.tabletop import SUBSTEPS, apply_layout, load_model, sample_layout
 
 RESULT = Path(__file__).parent / "results" / "sim_speed.json"
 
 
 class Bare:
-    """The same worlds with nothing but ``mj_step``, driven by the same targets."""
+    """The same worlds with nothing but ``mj_step``, from the same states and driven by the same targets."""
 
     def __init__(self, worlds: int, threads: int):
         self.model = load_model()
         self.datas = [mujoco.MjData(self.model) for _ in range(worlds)]
         for i, data in enumerate(self.datas):
             apply_layout(self.model, data, sample_layout(np.random.default_rng(i)))
+        self.turn = 0
         self.pool, self.threads = ThreadPoolExecutor(threads), threads
 
-    def step(self, targets: np.ndarray) -> None:
-        for data, target in zip(self.datas, targets):
+    def follow(self, env: TabletopEnv) -> None:
+        for i, data in enumerate(self.datas):
+            data.qpos[:], data.qvel[:] = env._engine.qpos[i], env._engine.qvel[i]
+            data.mocap_pos[:] = env._engine.mocap_pos[i].reshape(3, 3)
+
+    def step(self, targets: list[np.ndarray]) -> None:
+        self.turn += 1
+        for data, target in zip(self.datas, targets[self.turn % len(targets)]):
             data.ctrl[:] = target
         if self.threads == 1:
             self._run(self.datas)
@@ -61,15 +69,21 @@ def _block(run, seconds: float) -> float:
 def simulation(task: str, worlds: int, threads: int, seconds: float, blocks: int = 7) -> dict[str, float]:
     """Control steps per second of the environment and of bare physics, and their ratio."""
     env, bare = make(task, worlds, seed=0, threads=threads), Bare(worlds, threads)
+    assert isinstance(env, TabletopEnv)
     high = torch.tensor(env.spec.action.high)
     draw = torch.Generator().manual_seed(0)
     rates = []
+    targets: list[np.ndarray] = []
+
+    def env_step() -> None:
+        env.step((2 * torch.rand((worlds, 6), generator=draw) - 1) * high)
+        targets.append(env._target)
+
     for _ in range(blocks):
-        actions = [(2 * torch.rand((worlds, 6), generator=draw) - 1) * high for _ in range(50)]
-        turn = iter(range(10**9))
-        fast = _block(lambda turn=turn, actions=actions: env.step(actions[next(turn) % 50]), seconds / blocks)
-        targets = env._target.copy()  # type: ignore[attr-defined]
-        rates.append((fast, _block(lambda targets=targets: bare.step(targets), seconds / blocks)))
+        bare.follow(env)
+        targets.clear()
+        fast = _block(env_step, seconds / blocks)
+        rates.append((fast, _block(lambda: bare.step(targets), seconds / blocks)))
     env.close()
     env_rate, bare_rate = np.median(rates, axis=0) * worlds
     ratio = float(np.median([a / b for a, b in rates]))

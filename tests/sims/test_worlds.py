@@ -142,8 +142,8 @@ def test_predicates_by_hand():
     assert not predicates.press_ok(np.array([-0.0049])).any()
     still, cube = np.zeros((1, 3)), np.array([[0.019, 0.0, 0.015]])
     assert predicates.move_ok(cube, still, marker).all()
-    assert not predicates.move_ok(cube, still + [0.06, 0, 0], marker).any()  # still sliding
-    assert not predicates.move_ok(cube + [0, 0, 0.011], still, marker).any()  # held above the marker
+    assert not predicates.move_ok(cube, np.array([[0.06, 0.0, 0.0]]), marker).any()  # still sliding
+    assert not predicates.move_ok(cube + np.array([0.0, 0.0, 0.011]), still, marker).any()  # held above the marker
     assert predicates.lift_ok(np.array([[0.0, 0.0, 0.0951]])).all()
     assert not predicates.lift_ok(np.array([[0.0, 0.0, 0.0949]])).any()
 
