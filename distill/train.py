@@ -34,6 +34,7 @@ from sims.worlds.variants import VARIANTS
 FEATURES = "tabletop_all"
 FINAL_LR = 0.1  # of the first
 GOLDEN_ROWS = 8
+SAMPLES_PER_SENTENCE = 8
 
 
 class Trainer:
@@ -83,22 +84,28 @@ class Trainer:
         self.targets = (pool.target - self.model.centre) / self.model.reach
         self.job, self.valid = pool.job, pool.valid.float()
         self.rows = [torch.nonzero(pool.job == j).flatten() for j in range(len(self.jobs))]
+        self.by_job = torch.cat(self.rows)
 
     def draw(self) -> tuple[Tensor, ...]:
-        """A batch: jobs that fail more are drawn more often; fresh sentences every time."""
+        """A batch of U sentences with R samples each: inputs (U, R, F), sentences (U, 1, E), targets (U, R, H, A), valid.
+
+        Jobs that fail more are drawn more often. Sharing a sentence among a few samples halves the work of FiLM.
+        """
+        count = max(1, self.cfg.batch_size // SAMPLES_PER_SENTENCE)
         weight = torch.tensor([1 + 2 * f if len(r) else 0 for f, r in zip(self.failure, self.rows)])
-        job = torch.multinomial(weight.float(), self.cfg.batch_size, True, generator=self.generator)
+        job = torch.multinomial(weight.float(), count, True, generator=self.generator)
         counts = torch.tensor([len(r) for r in self.rows])
-        at = (torch.rand(len(job), generator=self.generator) * counts[job]).long()
-        starts = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)[:-1]])
-        index = torch.cat(self.rows)[starts[job] + at]
-        return self.inputs[index], self.sentences.draw(job, self.generator), self.targets[index], self.valid[index]
+        share = torch.rand(count, SAMPLES_PER_SENTENCE, generator=self.generator)
+        at = (share * counts[job, None]).long() + (counts.cumsum(0) - counts)[job, None]  # (U, R)
+        index = self.by_job[at]
+        words = self.sentences.draw(job, self.generator).unsqueeze(1)
+        return self.inputs[index], words, self.targets[index], self.valid[index]
 
     def update(self) -> Tensor:
         """One step of masked L1 regression; returns the loss."""
         cfg, mlp = self.cfg, self.model.mlp
         inputs, words, targets, valid = self.draw()
-        error = (mlp(inputs, words) - targets).abs().mean(-1)  # (B, H)
+        error = (mlp(inputs, words) - targets).abs().mean(-1)  # (U, R, H)
         loss = (error * valid).sum() / valid.sum()
         share = 0.5 * (1 + math.cos(math.pi * self.step / self.total))
         for group in self.optimizer.param_groups:
@@ -167,7 +174,9 @@ def distill(cfg: DistillConfig) -> Path:
     teachers = Teachers({j: p for j, p in cfg.specialists.paths().items() if j in trainer.jobs}) if cfg.rounds else None
     if teachers and (missing := [j for j in trainer.jobs if j not in teachers.paths]):
         name = missing[0]
-        raise UserError(f"{cfg.dataset} has job '{name}', but no specialist labels it. Give specialists.{name}=<folder>")
+        raise UserError(
+            f"{cfg.dataset} has job '{name}', but no specialist labels it. Give specialists.{name}=<folder>"
+        )
     out.mkdir(parents=True, exist_ok=True)
     if has_checkpoint(out / "checkpoint"):
         trainer.restore(load_checkpoint(out / "checkpoint"))
