@@ -96,7 +96,9 @@ class TrainConfig:
         default=None,
         metadata={"help": "stop at this success in two evaluations running; 0: never; null: 0.97 on the task's reward"},
     )
-    eval_every: int = field(default=8_000, metadata={"help": "environment steps between evaluations; 0: only the last"})
+    eval_every: int = field(
+        default=8_000, metadata={"help": "environment steps between evaluations (half near stop_success); 0: none"}
+    )
     eval_episodes: int = field(default=48, metadata={"help": "episodes of each evaluation on the way"})
     final_episodes: int = field(default=100, metadata={"help": "episodes of the last evaluation, on fresh starts"})
     demos: int | None = field(default=None, metadata={"help": "scripted successes as prior data; null: the task's own"})

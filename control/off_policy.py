@@ -183,7 +183,7 @@ class OffPolicyLoop:
 
     def _evaluate_if_due(self) -> EvalResult | None:
         cfg = self.cfg
-        if not cfg.eval_every or self.step - self.last_eval < cfg.eval_every:
+        if not cfg.eval_every or self.step - self.last_eval < self._eval_interval():
             return None
         self.last_eval = self.step
         result = evaluate(self.eval_env, self.act_greedily, cfg.eval_episodes, EVAL_SEED)
@@ -191,6 +191,11 @@ class OffPolicyLoop:
         self.solved_in_a_row = self.solved_in_a_row + 1 if solved else 0
         self.log.write({**self._row(), "eval/success": result.success, "eval/return": result.mean_return})
         return result
+
+    def _eval_interval(self) -> int:
+        """``eval_every`` steps, half of it while a run that may stop early looks close to solved."""
+        near = self.cfg.stop_success and (self.episodes.last()["success"] or 0) >= 0.9 * self.cfg.stop_success
+        return self.cfg.eval_every // 2 if near else self.cfg.eval_every
 
     def _row(self) -> dict[str, Any]:
         return {

@@ -37,6 +37,7 @@ def train(cfg: TrainConfig) -> Path:
     from control.log import write_text
 
     torch.set_num_threads(cfg.threads)
+    torch.set_flush_denormal(True)  # denormal moments of Adam are slow on x86
     loop = _build_loop(cfg, out)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
