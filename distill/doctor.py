@@ -58,9 +58,9 @@ def _rendering() -> str:
 
 
 def _encoder() -> str:
-    from distill.text import encode
+    from distill.text import embed
 
-    return f"sentence encoder gives {encode(['press the green button']).shape[-1]} numbers a sentence"
+    return f"sentence encoder gives {embed(['press the green button']).shape[-1]} numbers a sentence"
 
 
 def _serial() -> str:

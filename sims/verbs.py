@@ -229,7 +229,7 @@ def _type_name(kind: Any) -> str:
 
 def _default(item: dataclasses.Field[Any]) -> str:
     if item.default is not dataclasses.MISSING:
-        return str(item.default)
+        return str(item.default) if item.default != "" else "''"
     if item.default_factory is not dataclasses.MISSING:
         return str(item.default_factory())
     return "required"
@@ -239,7 +239,8 @@ def help_text(verb: Verb) -> str:
     """What ``--help`` prints: a sentence, examples, groups, and every field with its type, default and meaning."""
     lines = textwrap.wrap(f"distillery {verb.name} - {verb.sentence}", 100)
     lines += ["", "usage: distillery " + verb.name + " [option=value ...] [--cfg job] [--help]", "", "examples:"]
-    lines += [f"  {example}" for example in verb.examples]
+    for example in verb.examples:
+        lines += _continued(example)
     if verb.groups:
         lines += ["", "groups (choose one option each; group.field=value sets a field of it):"]
         for group in verb.groups:
@@ -248,12 +249,17 @@ def help_text(verb: Verb) -> str:
     lines += ["", "options:"]
     lines += _table(f for f in _fields(verb.schema) if f[0].split(".")[0] not in verb.groups)
     for group, options in verb.groups.items():
-        for option, schema in options.items():
-            rows = list(_fields(schema, f"{group}."))
-            if rows:
-                lines += ["", f"options of {group}={option}:"]
-                lines += _table(rows)
+        for schema in dict.fromkeys(options.values()):
+            names = " | ".join(option for option, other in options.items() if other is schema)
+            lines += ["", f"options of {group}={names}:", *_table(_fields(schema, f"{group}."))]
     return "\n".join(lines)
+
+
+def _continued(command: str) -> list[str]:
+    """A command line as a shell takes it, broken with backslashes where it is too long for the page."""
+    parts = textwrap.wrap(command, 92, break_long_words=False, break_on_hyphens=False)
+    indented = [("  " if i == 0 else "      ") + part for i, part in enumerate(parts)]
+    return [line + " \\" for line in indented[:-1]] + indented[-1:]
 
 
 def _table(rows: Iterator[tuple[str, str, str, str]] | list[tuple[str, str, str, str]]) -> list[str]:
