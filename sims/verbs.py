@@ -257,7 +257,11 @@ def help_text(verb: Verb) -> str:
 
 def _continued(command: str) -> list[str]:
     """A command line as a shell takes it, broken with backslashes where it is too long for the page."""
-    parts = textwrap.wrap(command, 92, break_long_words=False, break_on_hyphens=False)
+    parts = [""]
+    for word in re.findall(r'(?:[^\s"]|"[^"]*")+', command):  # a quoted sentence stays whole
+        if parts[-1] and len(parts[-1]) + len(word) > 90:
+            parts.append("")
+        parts[-1] = f"{parts[-1]} {word}".strip()
     indented = [("  " if i == 0 else "      ") + part for i, part in enumerate(parts)]
     return [line + " \\" for line in indented[:-1]] + indented[-1:]
 
