@@ -98,7 +98,8 @@ def _command(concept: Concept) -> str:
 
 def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
     keys = ("auroc", "worst_phrasing", "fpr95", "near_miss", "spearman")
-    return {k: float(np.nanmean([r[k] for r in rows])) for k in keys}
+    known = {k: [r[k] for r in rows if not np.isnan(r[k])] for k in keys}
+    return {k: float(np.mean(v)) if v else float("nan") for k, v in known.items()}
 
 
 def probabilities(clip: Clip, x: torch.Tensor, concept: Concept) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import open_clip
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -119,7 +120,7 @@ def load_clip(name: str, pretrained: str = "", device: str = "cpu") -> Clip:
         name = f"{LOCAL}{folder}"
     try:
         model: Any = open_clip.create_model(name, pretrained or None, device=device, require_pretrained=True)
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(f"CLIP model '{name}' does not load: {_first_line(error)}") from error
     own = folder is not None and (folder / "vocab.json").exists()
     tokenize = WordTokenizer.load(folder) if own and folder else open_clip.get_tokenizer(name)

@@ -18,7 +18,7 @@ from sims.worlds.robots import SO101
 from sims.worlds.tabletop import CAMERAS, CUBE_REST, SLOTS, XML, Layout, load_model, sample_layout
 from vlm_rewards.captions import COLOURS, SLOT_KIND, UNSEEN, Facts
 
-VERSION = 4  # of the frames; part of the cache key
+VERSION = 5  # of the frames; part of the cache key
 CAP_TOP, CAP_RADIUS, TRAVEL = 0.036, 0.016, 0.008  # m, of a button at rest
 GHOST = 0.05  # share of press frames whose cap is down without a finger: the light decides, not the hand
 AUTHORED = 0.35  # share of episodes in the authored light, greys and cameras (colours stay random)
@@ -39,7 +39,7 @@ PALETTE: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 }
 VALUE = {"cube": (0.4, 1.0), "marker": (0.35, 1.0), "button": (0.22, 0.58), "lit": (0.6, 0.72)}
 # what an episode shows, and how often
-MIX = {"press": 0.48, "reach": 0.17, "lift": 0.10, "move": 0.10, "random": 0.15}
+MIX = {"press": 0.44, "reach": 0.16, "lift": 0.13, "move": 0.13, "random": 0.14}
 
 
 @dataclass(frozen=True)
@@ -265,6 +265,8 @@ def _solve(plans: list[_Plan], rng: np.random.Generator) -> np.ndarray:
         lifted = np.where(grasp[:, None], pose.grasp, pose.tip)[sunk]
         lifted[:, 2] += 0.004 - lowest[sunk]
         q[sunk] = solve_arm(lifted, sine[sunk], roll[sunk], grip[sunk], grasp[sunk])
+    pose = forward(q)
+    q[np.minimum(pose.tip[:, 2], pose.jaw_tip[:, 2]) < 0.0] = SO101.column("home")
     return q
 
 

@@ -46,9 +46,9 @@ class ResidualBlock(nn.Module):
 
 
 class RelationalHead(nn.Module):
-    """Sums over positions a function of the local features and of the offsets to soft-argmax keypoints.
+    """Pools over positions a function of the local features and of the offsets to soft-argmax keypoints.
 
-    Soft-argmax keypoints: Levine et al. 2016 (arXiv 1504.00702); the sum over positions is a relation network
+    Soft-argmax keypoints: Levine et al. 2016 (arXiv 1504.00702); pooling over positions is a relation network
     (Santoro et al. 2017, arXiv 1706.01427) of one moving object against the rest.
     """
 
@@ -64,7 +64,7 @@ class RelationalHead(nn.Module):
         self.register_buffer("grid", torch.stack([columns, rows]).flatten(1), persistent=False)  # (2, G*G)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C, G, G) -> (N, width), and the (N, K, G*G) logits of where the keypoints are."""
+        """(N, C, G, G) -> (N, 2 * width), and the (N, K, G*G) logits of where the keypoints are."""
         grid = self.get_buffer("grid")
         logits = self.keypoints(x).flatten(2)
         centre = logits.softmax(-1) @ grid.T  # (N, K, 2)
@@ -73,7 +73,8 @@ class RelationalHead(nn.Module):
         windows = [torch.exp(-squared / (2 * reach**2)) for reach in REACHES]
         relative = torch.cat([offset.flatten(1, 2), *windows], dim=1).unflatten(2, (GRID, GRID))
         hidden = torch.relu(self.norm1(self.local(x) + self.relative(relative)))
-        return torch.relu(self.norm2(self.mix(hidden))).mean((2, 3)), logits
+        found = torch.relu(self.norm2(self.mix(hidden))).flatten(2)
+        return torch.cat([found.mean(2), found.amax(2)], dim=1), logits
 
 
 class Trunk(nn.Module):
@@ -88,8 +89,11 @@ class Trunk(nn.Module):
         self.coarse = nn.Sequential(ResidualBlock(narrow), ResidualBlock(narrow))
         self.channels = wide + narrow
         self.heads = nn.ModuleList(RelationalHead(self.channels, relational) for _ in range(VIEWS))
-        self.direct = nn.Linear(VIEWS * relational, embed)
-        self.across = nn.Sequential(nn.Linear(VIEWS * relational, 256), nn.ReLU(), nn.Linear(256, embed, bias=False))
+        pooled = VIEWS * 2 * relational
+        # an object covers a few of 256 places: without this norm its trace in the mean is too faint to learn from
+        self.norm = nn.BatchNorm1d(pooled)
+        self.direct = nn.Linear(pooled, embed)
+        self.across = nn.Sequential(nn.Linear(pooled, 256), nn.ReLU(), nn.Linear(256, embed, bias=False))
 
     def features(self, x: Tensor) -> Tensor:
         """(N, 3, 64, 128) -> (N, V, C, G, G): what is where, per view."""
@@ -103,7 +107,7 @@ class Trunk(nn.Module):
     def embed(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(N, V, C, G, G) -> (N, embed), and the (N, V, K, G*G) keypoint logits."""
         pooled, logits = zip(*(head(features[:, i]) for i, head in enumerate(self.heads)), strict=True)
-        both = torch.cat(pooled, dim=1)
+        both = self.norm(torch.cat(pooled, dim=1))
         return self.direct(both) + self.across(both), torch.stack(logits, dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
