@@ -18,6 +18,7 @@ from distill.text_gate import Grounding, Language, ground, load_language, make_l
 from real_robot.contract import JointMap, check_contract, language_group
 from real_robot.loop import EpisodeLog, PolicyPlayer, run_episode, travel
 from real_robot.results import Request, ResultBook, key_of
+from real_robot.safety import FAULT
 from real_robot.session import Session
 from sims.errors import UserError
 from sims.worlds import language
@@ -70,7 +71,8 @@ def run_requests(
 ) -> list[dict[str, Any]]:
     """Execute the requests that ``out/results.jsonl`` does not hold yet; returns all rows in order.
 
-    Policy, contract and every sentence are checked before the robot is touched.
+    Policy, contract and every sentence are checked before the robot is touched. After a fault of a real arm, or an
+    emergency stop, the rest is left undone: the rows so far come back, and the same call goes on later.
 
     Args:
         policy: folder of an artefact. out: gets results.jsonl, trajectories/*.npz, metrics.jsonl and deploy.json.
@@ -96,8 +98,12 @@ def run_requests(
             continue
         with Session(robot, lockstep=not realtime, **session) as opened, _guarded(guard, opened):
             for request in todo:
+                if opened.gate.state == FAULT:
+                    break
                 run = Run(opened, loaded, joints, split, steps, request, understood[request.sentence])  # type: ignore[arg-type]
                 book.add(request, *run.execute())
+                if opened.virtual and not opened.gate.estopped:
+                    opened.gate.reset()  # the table is set anew; a real arm waits for a person
     return book.finish(requests)
 
 
@@ -153,17 +159,16 @@ class Run:
         if session.emulator is not None:
             session.reset_world(seed=self.request.seed, split=self.split, variant=self.variant)
         before, counted = session.device_stats(), dict(gate.counters)
-        log, verdict, world = EpisodeLog(ended=f"fault: {gate.reason}"), {}, {}
-        if gate.state != "fault":
-            gate.engage()
-            player = PolicyPlayer(self.policy, self.joints, session.spec, self._inputs())
-            with _no_garbage_collection(self.request.realtime):
-                log = run_episode(gate, session.sensors, player, session.clock, self.steps)
-            if session.emulator is not None:
-                verdict, world = (session.emulator.control.request(op) for op in ("judge", "trajectory"))
-            elif session.live and gate.state != "fault":
-                travel(gate, session.clock, session.spec.array("home"))
-            gate.release()
+        verdict, world = {}, {}
+        gate.engage()
+        player = PolicyPlayer(self.policy, self.joints, session.spec, self._inputs())
+        with _no_garbage_collection(self.request.realtime):
+            log = run_episode(gate, session.sensors, player, session.clock, self.steps)
+        if session.emulator is not None:
+            verdict, world = (session.emulator.control.request(op) for op in ("judge", "trajectory"))
+        elif session.live and gate.state != FAULT:
+            travel(gate, session.clock, session.spec.array("home"))
+        gate.release()
         gate_counts = {k: v - counted.get(k, 0) for k, v in gate.counters.items() if v != counted.get(k, 0)}
         row = self._row(log, verdict, gate_counts, _difference(before, session.device_stats()))
         row["wall_s"] = round(time.monotonic() - started, 3)

@@ -80,7 +80,10 @@ def deploy(cfg: DeployConfig) -> int:
         print(_line(row, cfg.live))
     if not cfg.live:
         print("dry run: no motor was written to. Add live=true to move.")
-    return int(any(str(row["ended"]).startswith("fault") for row in rows))
+    left = len(requests) - len(rows)
+    if left:
+        print(f"{left} sentences were left undone after a fault; the same command goes on with them.")
+    return int(bool(left) or (bool(cfg.sentence) and rows[0]["ended"].startswith("fault")))
 
 
 def _requests(cfg: DeployConfig) -> list[Request]:

@@ -82,9 +82,10 @@ class ResultBook:
             self._clean = True
 
     def finish(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """Write deploy.json; rows in the order of the requests."""
-        rows = [self.rows[key_of(r)] for r in requests]
-        _replace(self.out / "deploy.json", json.dumps(summarise(rows), indent=1) + "\n")
+        """The rows there are, in the order of the requests; writes deploy.json if none is missing."""
+        rows = [self.rows[key_of(r)] for r in requests if key_of(r) in self.rows]
+        if len(rows) == len(requests):
+            _replace(self.out / "deploy.json", json.dumps(summarise(rows), indent=1) + "\n")
         return rows
 
 

@@ -31,7 +31,7 @@ from sims.errors import UserError, unknown_choice
 
 REALTIME_SLACK_S = 0.03  # goals bunch up by scheduling; counted speeds allow for this much
 MAX_CATCH_UP = 20  # physics steps done at once after a stall; the rest is skipped
-BARRIER_S = 2.0
+BARRIER_S = 10.0
 
 
 def _tabletop(spec: RobotSpec) -> World:

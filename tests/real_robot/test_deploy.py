@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from robot_tools import HOME, FeetechDriver, go_to, load_robot, sign, write_artefact
 
+from control.policy import Policy, load_policy
 from real_robot.batch import draw_requests, run_requests, run_sentences
 from real_robot.contract import JointMap
 from real_robot.deploy import main
@@ -128,6 +129,22 @@ def test_drawn_sentences_cover_every_job_and_are_held_out() -> None:
     assert requests == draw_requests(50, 0) != draw_requests(50, 1)
     assert len({r.seed for r in requests}) == 50
     assert max(EPISODE_STEPS.values()) == 100
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_fault_costs_one_sentence_and_an_emergency_stop_the_rest(artefact, tmp_path, monkeypatch, stopped) -> None:
+    """The policy answers with nan: a fault each time. The virtual arm goes on with the next sentence, unless stopped."""
+    loaded = load_policy(artefact)
+    monkeypatch.setattr(Policy, "__call__", lambda self, obs, state=None: (np.full((1, 1, 6), np.nan), state))
+    monkeypatch.setattr("real_robot.batch.load_policy", lambda path: loaded)
+    file = tmp_path / "stop"
+    if stopped:
+        file.touch()
+    rows = run_sentences(artefact, ["reach the marker"] * 2, [1, 2], out=tmp_path / "out", steps=20, estop_file=file)
+    assert len(rows) == (1 if stopped else 2)
+    assert all(r["ended"].startswith("fault: emergency stop file" if stopped else "fault: 3 bad actions") for r in rows)
+    assert all(r["gate"].get("sent", 0) == 0 for r in rows)
+    assert (tmp_path / "out" / "deploy.json").exists() is not stopped
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -5,16 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from robot_tools import HOME, bench
 
 from real_robot.config import load_robot
+from real_robot.contract import JointMap
 from real_robot.drivers.feetech import FeetechDriver
 from real_robot.emulators.process import EmulatorProcess
 from real_robot.loop import PolicyPlayer, run_episode, travel
-from real_robot.safety import ACTIVE, FAULT
+from real_robot.safety import ACTIVE, FAULT, SafetyGate
 from sims.errors import UserError
 
 GOAL = HOME + np.array([0.3, 0.1, -0.1, -0.1, 0.2, 0.1])
@@ -157,22 +159,19 @@ def test_dry_run_writes_not_one_byte_to_a_motor() -> None:
 
 
 class _Policy:
-    """Delta policy towards GOAL."""
+    """Delta policy towards a pose."""
 
-    def __init__(self) -> None:
-        from types import SimpleNamespace
-
+    def __init__(self, goal: np.ndarray) -> None:
+        self.goal = goal
         self.spec = SimpleNamespace(execute=1, action_meaning="joint_position_delta")
 
     def __call__(self, obs, state):
         lead, q = obs["proprio"][:, 12:18], obs["proprio"][:, 0:6]
-        return (0.5 * (GOAL - q - lead))[:, None], state
+        return (0.5 * (self.goal - q - lead))[:, None], state
 
 
-def _episode(b, sensors, steps=40):
-    from real_robot.contract import JointMap
-
-    player = PolicyPlayer(_Policy(), JointMap(b.spec.names, b.spec), b.spec, {})
+def _episode(b, sensors, steps=40, goal=GOAL):
+    player = PolicyPlayer(_Policy(goal), JointMap(b.spec.names, b.spec), b.spec, {})
     return run_episode(b.gate, sensors, player, b.clock, steps)
 
 
@@ -215,6 +214,38 @@ def test_travel_is_slow_and_arrives() -> None:
         assert (b.clock.now_ns() - start) * 1e-9 == pytest.approx(0.5, abs=0.02)  # 0.25 rad at 0.5 rad/s
         assert b.gate.state == ACTIVE
         assert b.ask("stats")["limits_violated"] == 0
+
+
+def test_a_stuck_encoder_does_not_let_the_command_run_away() -> None:
+    """The policy wants +0.6 rad; a joint that seems to stand still is led by at most 0.25 rad."""
+    with bench() as b:
+        b.gate.engage()
+        b.ask("faults", plan=[{"kind": "stuck", "id": 1}])
+        b.wait()
+        _episode(b, [], 30, HOME + np.array([0.6, 0, 0, 0, 0, 0]))
+        assert b.fired() > 0
+        assert b.gate.command[0] == pytest.approx(0.25, abs=0.01)
+        assert b.ask("stats")["limits_violated"] == 0
+
+
+def test_the_cable_is_pulled() -> None:
+    """The device vanishes while the arm is driven: a fault, and a shutdown that ends although nobody answers."""
+    with EmulatorProcess("so101_virtual", world="servos", lockstep=False) as emulator:
+        driver = FeetechDriver(load_robot("so101_virtual", port=emulator.port))
+        gate = SafetyGate(driver, driver.clock)
+        gate.connect()
+        home = gate.engage()
+        assert gate.submit(home).outcome == "sent"
+        emulator.close()
+        start = time.monotonic()
+        for _ in range(gate.spec.bad_reads_to_fault):
+            gate.submit(home)
+            gate.observe()
+        assert gate.state == FAULT
+        gate.shutdown()
+        assert time.monotonic() - start < 2.0
+        assert all(driver.stop_report[n].startswith("not confirmed") for n in gate.spec.names)
+        assert not driver.bus.is_open
 
 
 # -- connecting -------------------------------------------------------------------------------------------------------
