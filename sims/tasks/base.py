@@ -35,16 +35,20 @@ def scene_of(sensors: Mapping[str, np.ndarray], slots: np.ndarray) -> Scene:
     """Pick each world's goal object. ``slots``: (B,) index into ``SLOTS``."""
     rows = np.arange(len(slots))
     zero = np.zeros((len(slots), 3))
-    velocity = [zero, sensors["red_cube/vel"], sensors["blue_cube/vel"], zero, zero]
-    none = zero[:, :1]
-    travel = [none, none, none, sensors["green_button/travel"], sensors["yellow_button/travel"]]
+    velocity = (zero, sensors["red_cube/vel"], sensors["blue_cube/vel"], zero, zero)
+    travel = (sensors["green_button/travel"], sensors["yellow_button/travel"])
+    position = [sensors[f"{name}/pos"] for name in SLOTS]
+    table = np.concatenate([*position, *velocity], axis=1).reshape(len(slots), 2, len(SLOTS), 3)
+    goal = table[rows, :, slots]  # (N, 2, 3)
+    # the buttons are the last two slots
+    pressed = np.concatenate([zero, *travel], axis=1)[rows, slots]
     return Scene(
         tip=sensors["tip/pos"],
         grasp=sensors["grasp/pos"],
         marker=sensors["marker/pos"],
-        goal=np.stack([sensors[f"{name}/pos"] for name in SLOTS], axis=1)[rows, slots],
-        goal_velocity=np.stack(velocity, axis=1)[rows, slots],
-        travel=np.stack(travel, axis=1)[rows, slots, 0],
+        goal=goal[:, 0],
+        goal_velocity=goal[:, 1],
+        travel=pressed,
         touch=np.concatenate([sensors["touch/fixed"], sensors["touch/moving"]], axis=1),
     )
 

@@ -7,6 +7,7 @@ gripper force and damping are chosen so that a 3 cm cube is held without creep a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -59,8 +60,16 @@ class Arm:
         return tuple(j.name for j in self.joints)
 
     def column(self, field: str) -> np.ndarray:
-        """(J,) float64 values of one numeric field of :class:`Joint`, in joint order."""
-        return np.array([getattr(j, field) for j in self.joints], dtype=np.float64)
+        """(J,) float64 values of one numeric field of :class:`Joint`, in joint order; read-only."""
+        return self._columns[field]
+
+    @cached_property
+    def _columns(self) -> dict[str, np.ndarray]:
+        fields = [f for f in Joint.__dataclass_fields__ if f != "name"]
+        columns = {f: np.array([getattr(j, f) for j in self.joints], dtype=np.float64) for f in fields}
+        for values in columns.values():
+            values.flags.writeable = False
+        return columns
 
 
 SO101 = Arm(
