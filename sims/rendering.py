@@ -5,9 +5,11 @@ Needs numpy and MuJoCo only. Draws through EGL on Linux unless ``MUJOCO_GL`` nam
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,9 +48,8 @@ class SceneRenderer:
         self._data = mujoco.MjData(self.model)
         self._caps = [_Cap.of(self.model, name) for name in BUTTONS]
         self._camera_ids = {name: self.model.camera(name).id for name in self.cameras}
-        self._gl: Any = None
-        self._context: Any = None
         self._open()
+        _OPEN.add(self)
 
     def _open(self) -> None:
         # the offscreen buffer and the shadow map are fixed when the context is made
@@ -104,12 +105,20 @@ class SceneRenderer:
             look.apply(self.model)
 
     def close(self) -> None:
-        """Free the graphics context; safe to call twice."""
-        if self._context is not None:
+        """Free the graphics context; safe to call twice. Happens by itself at the latest when Python exits."""
+        if self in _OPEN:
+            _OPEN.discard(self)
             self._gl.make_current()
             self._context.free()
             self._gl.free()
-            self._context = None
+
+
+_OPEN: weakref.WeakSet[SceneRenderer] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for renderer in list(_OPEN):
+        renderer.close()
 
 
 def _gl_context(width: int, height: int) -> Any:
@@ -117,7 +126,11 @@ def _gl_context(width: int, height: int) -> Any:
     if sys.platform == "linux" and os.environ.get("MUJOCO_GL", "egl").lower() == "egl":
         from mujoco.egl import GLContext
 
-        return GLContext(width, height)
+        context = GLContext(width, height)
+        # must run before the library's own exit function, so it is registered after that
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        return context
     from mujoco import gl_context
 
     if gl_context.GLContext is None:
