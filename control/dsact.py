@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from control.config import DSACTConfig
+from control.config import DSACTConfig, with_defaults
 from control.distributions import sample_squashed
 from control.networks import actor_mlp, adam, adam_state, descend, load_adam_state, mean_log_std, twin_critic_mlp
 from control.normalizer import RunningNormalizer
@@ -29,7 +29,7 @@ class DSACT:
     """Learner (see :class:`control.types.Learner`)."""
 
     def __init__(self, obs_dim: int, act_dim: int, cfg: DSACTConfig, device: str = "cpu", seed: int = 0) -> None:
-        self.cfg, self.act_dim = cfg, act_dim
+        self.cfg, self.act_dim = with_defaults(cfg), act_dim
         self.target_entropy = -float(act_dim) if cfg.target_entropy is None else cfg.target_entropy
         weights = torch.Generator().manual_seed(seed)
         self.actor = actor_mlp(obs_dim, act_dim, cfg.width, cfg.depth, cfg.activation)
@@ -40,12 +40,13 @@ class DSACT:
         self.theta_critic = self.critic.init(weights).to(device).requires_grad_()
         self.theta_actor_target = self.theta_actor.detach().clone()
         self.theta_critic_target = self.theta_critic.detach().clone()
+        self.theta_actor_average = self.theta_actor.detach().clone()  # acts greedily, is exported
         self.log_alpha = torch.tensor([cfg.alpha], device=device).log().requires_grad_()
         self.sigma_mean = torch.full((2, 1), torch.nan, device=device)  # running E[sigma]; nan before the first batch
         self.sigma_square = torch.full((2, 1), torch.nan, device=device)  # running E[sigma^2]
         self.optimizers = {
-            "actor": adam(self.theta_actor, cfg.lr),
-            "critic": adam(self.theta_critic, cfg.lr),
+            "actor": adam(self.theta_actor, self.cfg.lr),
+            "critic": adam(self.theta_critic, self.cfg.lr),
             "alpha": adam(self.log_alpha, cfg.lr_alpha),
         }
         self.normalizer = RunningNormalizer(obs_dim, device, cfg.normalize)
@@ -55,8 +56,9 @@ class DSACT:
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        """(B, F) -> (B, A) in [-1, 1]: a sample, or tanh of the mean."""
-        mean, log_std = self._policy(self.theta_actor, self.normalizer(obs))
+        """(B, F) -> (B, A) in [-1, 1]: a sample, or tanh of the averaged actor's mean."""
+        theta = self.theta_actor if explore else self.theta_actor_average
+        mean, log_std = self._policy(theta, self.normalizer(obs))
         return sample_squashed(mean, log_std, self._noise(*mean.shape))[0] if explore else mean.tanh()
 
     def update(self, batch: Transition) -> dict[str, Tensor]:
@@ -96,6 +98,7 @@ class DSACT:
         q, _ = self._value(self.theta_critic.detach(), obs, action)  # (2, N)
         loss = actor_loss(q.amin(0), log_prob, self.log_alpha.detach().exp())
         descend(self.optimizers["actor"], self.theta_actor, loss)
+        self.theta_actor_average.lerp_(self.theta_actor.detach(), self.cfg.actor_average)
         log_prob = log_prob.detach()
         descend(self.optimizers["alpha"], self.log_alpha, alpha_loss(self.log_alpha, log_prob, self.target_entropy))
         return {"actor_loss": loss.detach(), "entropy": -log_prob.mean(), "alpha": self.log_alpha.detach().exp()[0]}
@@ -132,8 +135,8 @@ class DSACT:
 
 
 _TENSORS = (
-    "theta_actor", "theta_critic", "theta_actor_target", "theta_critic_target", "log_alpha", "sigma_mean",
-    "sigma_square",
+    "theta_actor", "theta_actor_average", "theta_actor_target", "theta_critic", "theta_critic_target", "log_alpha",
+    "sigma_mean", "sigma_square",
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class ActorModule(nn.Module):
         super().__init__()
         self.features = features
         self.mlp: MLP = learner.actor
-        parts = self.mlp.split(learner.theta_actor.detach().cpu().clone())
+        parts = self.mlp.split(learner.theta_actor_average.detach().cpu().clone())
         self.weights = nn.ParameterList([nn.Parameter(p.clone(), requires_grad=False) for p in parts])
         centre, half = action_scale(spec)
         self.register_buffer("centre", centre)

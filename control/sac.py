@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from control.config import SACConfig
+from control.config import SACConfig, with_defaults
 from control.distributions import sample_squashed
 from control.networks import (
     actor_mlp,
@@ -31,7 +31,7 @@ class SAC:
     """Learner (see :class:`control.types.Learner`)."""
 
     def __init__(self, obs_dim: int, act_dim: int, cfg: SACConfig, device: str = "cpu", seed: int = 0) -> None:
-        self.cfg, self.act_dim = cfg, act_dim
+        self.cfg, self.act_dim = with_defaults(cfg), act_dim
         self.target_entropy = -float(act_dim) if cfg.target_entropy is None else cfg.target_entropy
         weights = torch.Generator().manual_seed(seed)
         self.actor = actor_mlp(obs_dim, act_dim, cfg.width, cfg.depth, cfg.activation)
@@ -41,10 +41,11 @@ class SAC:
         self.theta_actor = self.actor.init(weights).to(device).requires_grad_()
         self.theta_critic = self.critic.init(weights).to(device).requires_grad_()
         self.theta_target = self.theta_critic.detach().clone()
+        self.theta_actor_average = self.theta_actor.detach().clone()  # acts greedily, is exported
         self.log_alpha = torch.tensor([cfg.alpha], device=device).log().requires_grad_()
         self.optimizers = {
-            "actor": adam(self.theta_actor, cfg.lr),
-            "critic": adam(self.theta_critic, cfg.lr),
+            "actor": adam(self.theta_actor, self.cfg.lr),
+            "critic": adam(self.theta_critic, self.cfg.lr),
             "alpha": adam(self.log_alpha, cfg.lr_alpha),
         }
         self.normalizer = RunningNormalizer(obs_dim, device, cfg.normalize)
@@ -54,8 +55,9 @@ class SAC:
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
-        """(B, F) -> (B, A) in [-1, 1]: a sample, or tanh of the mean."""
-        mean, log_std = self._policy(self.theta_actor, self.normalizer(obs))
+        """(B, F) -> (B, A) in [-1, 1]: a sample, or tanh of the averaged actor's mean."""
+        theta = self.theta_actor if explore else self.theta_actor_average
+        mean, log_std = self._policy(theta, self.normalizer(obs))
         return sample_squashed(mean, log_std, self._noise(obs.shape[0]))[0] if explore else mean.tanh()
 
     def update(self, batch: Transition) -> dict[str, Tensor]:
@@ -84,6 +86,7 @@ class SAC:
         q = self.critic(self.theta_critic.detach(), torch.cat([obs, action], -1)).squeeze(-1)  # (2, N)
         loss = actor_loss(q.amin(0), log_prob, self.log_alpha.detach().exp())
         descend(self.optimizers["actor"], self.theta_actor, loss)
+        self.theta_actor_average.lerp_(self.theta_actor.detach(), self.cfg.actor_average)
         log_prob = log_prob.detach()
         descend(self.optimizers["alpha"], self.log_alpha, alpha_loss(self.log_alpha, log_prob, self.target_entropy))
         return {"actor_loss": loss.detach(), "entropy": -log_prob.mean(), "alpha": self.log_alpha.detach().exp()[0]}
@@ -99,6 +102,7 @@ class SAC:
         state = {
             "theta_actor": self.theta_actor.detach(),
             "theta_critic": self.theta_critic.detach(),
+            "theta_actor_average": self.theta_actor_average,
             "theta_target": self.theta_target,
             "log_alpha": self.log_alpha.detach(),
             "optimizers": {name: adam_state(opt) for name, opt in self.optimizers.items()},
@@ -111,7 +115,7 @@ class SAC:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of :meth:`state_dict`; the sizes must agree."""
-        for name in ("theta_actor", "theta_critic", "theta_target", "log_alpha"):
+        for name in ("theta_actor", "theta_actor_average", "theta_critic", "theta_target", "log_alpha"):
             getattr(self, name).copy_(state[name])
         for name, opt in self.optimizers.items():
             load_adam_state(opt, state["optimizers"][name])

@@ -148,6 +148,19 @@ def test_dsact_targets_move_only_with_the_actor():
     assert torch.allclose(learner.theta_critic_target, want, atol=1e-6)
 
 
+@pytest.mark.parametrize(("make", "cfg"), [(SAC, SACConfig(width=8)), (DSACT, DSACTConfig(width=8))])
+def test_greedy_actions_come_from_the_averaged_actor(make, cfg):
+    learner, obs = make(2, 1, cfg), torch.randn(4, 2)
+    start = learner.theta_actor_average.clone()
+    for _ in range(2):
+        learner.update(_batch(2, 1))
+    assert torch.allclose(learner.theta_actor_average, start + 0.005 * (learner.theta_actor.detach() - start))
+    greedy = learner.act(obs, explore=False)
+    with torch.no_grad():
+        learner.theta_actor += 1
+    assert torch.equal(learner.act(obs, explore=False), greedy)
+
+
 def test_paper_preset():
     cfg = dsact_paper()
     assert (cfg.lr, cfg.lr_alpha, cfg.gamma, cfg.tau, cfg.policy_delay) == (1e-4, 3e-4, 0.99, 0.005, 2)

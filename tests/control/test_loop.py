@@ -15,8 +15,8 @@ from control.log import MetricLog, read_rows
 from control.off_policy import OffPolicyLoop
 from sims.errors import UserError
 
-ALGOS = [SACConfig(warmup_steps=64, batch_size=64, width=32, gamma=0.9, lr=1e-3),
-         DSACTConfig(warmup_steps=64, batch_size=64, width=32, gamma=0.9, lr=1e-3)]  # fmt: skip
+ALGOS = [SACConfig(warmup_steps=64, batch_size=64, width=32, gamma=0.9, lr=1e-3, actor_average=0.02),
+         DSACTConfig(warmup_steps=64, batch_size=64, width=32, gamma=0.9, lr=1e-3, actor_average=0.02)]  # fmt: skip
 
 
 def _cfg(algo, **changes):
