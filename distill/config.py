@@ -100,6 +100,7 @@ class DistillConfig:
     round_worlds: int = field(default=96, metadata={"help": "worlds of a DAgger round"})
     round_env_steps: int = field(default=100, metadata={"help": "steps of every world in a round"})
     round_updates: int = field(default=1000, metadata={"help": "updates after each round"})
+    on_policy: float = field(default=0.5, metadata={"help": "share of samples from states that DAgger visited"})
     takeover: float = field(default=0.3, metadata={"help": "share of DAgger time in which the specialist drives"})
     switch: float = field(default=0.25, metadata={"help": "share of DAgger episodes whose sentence changes midway"})
     word_dropout: float = field(
@@ -119,7 +120,7 @@ class DistillConfig:
         _at_least(self, 1, "width", "depth", "language_width", "chunk", "execute", "batch_size", "threads", "log_every",
                   "round_worlds", "round_env_steps", "clone_steps")  # fmt: skip
         _at_least(self, 0, "rounds", "round_updates", "lr", "embedding_noise")
-        _share(self, "ema", "takeover", "switch", "word_dropout", "mix_sentences")
+        _share(self, "ema", "takeover", "switch", "on_policy", "word_dropout", "mix_sentences")
         if self.execute > self.chunk:
             raise UserError(f"option 'execute' ({self.execute}) cannot exceed 'chunk' ({self.chunk}).")
         if self.rounds and not self.specialists.paths():

@@ -83,21 +83,25 @@ class Trainer:
         self.inputs = self.model.normalise(pool.features)
         self.targets = (pool.target - self.model.centre) / self.model.reach
         self.job, self.valid = pool.job, pool.valid.float()
-        self.rows = [torch.nonzero(pool.job == j).flatten() for j in range(len(self.jobs))]
-        self.by_job = torch.cat(self.rows)
+        visited = torch.arange(len(pool)) >= len(self.parts[0])  # states of DAgger
+        classes = pool.job + len(self.jobs) * visited
+        self.by_class = torch.argsort(classes, stable=True)
+        self.counts = torch.bincount(classes, minlength=2 * len(self.jobs))
 
     def draw(self) -> tuple[Tensor, ...]:
-        """A batch of U sentences with R samples each: inputs (U, R, F), sentences (U, 1, E), targets (U, R, H, A), valid.
+        """U sentences with R samples each: inputs (U, R, F), sentences (U, 1, E), targets (U, R, H, A), valid.
 
         Jobs that fail more are drawn more often. Sharing a sentence among a few samples halves the work of FiLM.
         """
         count = max(1, self.cfg.batch_size // SAMPLES_PER_SENTENCE)
-        weight = torch.tensor([1 + 2 * f if len(r) else 0 for f, r in zip(self.failure, self.rows)])
-        job = torch.multinomial(weight.float(), count, True, generator=self.generator)
-        counts = torch.tensor([len(r) for r in self.rows])
-        share = torch.rand(count, SAMPLES_PER_SENTENCE, generator=self.generator)
-        at = (share * counts[job, None]).long() + (counts.cumsum(0) - counts)[job, None]  # (U, R)
-        index = self.by_job[at]
+        share = self.cfg.on_policy if len(self.parts) > 1 else 0.0
+        weight = torch.tensor([1 + 2 * f for f in self.failure])
+        weight = torch.cat([weight * (1 - share), weight * share]) * (self.counts > 0)
+        drawn = torch.multinomial(weight, count, True, generator=self.generator)  # (U,) job + jobs * visited
+        uniform = torch.rand(count, SAMPLES_PER_SENTENCE, generator=self.generator, dtype=torch.float64)
+        at = (uniform * self.counts[drawn, None]).long() + (self.counts.cumsum(0) - self.counts)[drawn, None]  # (U, R)
+        job = drawn % len(self.jobs)
+        index = self.by_class[at]
         words = self.sentences.draw(job, self.generator).unsqueeze(1)
         return self.inputs[index], words, self.targets[index], self.valid[index]
 
