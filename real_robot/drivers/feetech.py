@@ -182,13 +182,6 @@ class FeetechDriver:
 
     def _sync_read(self, address: int, size: int) -> dict[int, wire.Status]:
         found: dict[int, wire.Status] = {}
-        wanted = set(self.spec.ids)
-
-        def accept(status: wire.Status) -> bool:
-            if status.id in wanted and len(status.params) == size:
-                found[status.id] = status
-            return len(found) == len(wanted)
-
         start = time.monotonic()
         for attempt in range(self.spec.retries + 1):
             missing = [i for i in self.spec.ids if i not in found]
@@ -197,12 +190,26 @@ class FeetechDriver:
                 break
             self.bus.retries += attempt > 0
             self.bus.send(wire.sync_read_frame(missing, address, size))
-            self.bus.collect(accept, time.monotonic() + min(left, self.spec.reply_timeout_s))
+            found |= self._collect(missing, size, time.monotonic() + min(left, self.spec.reply_timeout_s))
         silent = tuple(i for i in self.spec.ids if i not in found)
         if silent:
             names = [j.name for j in self.spec.joints if j.id in silent]
             raise BusError(f"no valid answer on {self.spec.port} from {', '.join(names)}", silent)
         return found
+
+    def _collect(self, motors: list[int], size: int, deadline: float) -> dict[int, wire.Status]:
+        """Answers of the motors asked; one that answers twice and differently is not believed at all."""
+        found: dict[int, wire.Status] = {}
+        doubtful: set[int] = set()
+
+        def accept(status: wire.Status) -> bool:
+            wanted = status.id in motors and len(status.params) == size
+            if wanted and found.setdefault(status.id, status) != status:
+                doubtful.add(status.id)
+            return len(found) == len(motors)
+
+        self.bus.collect(accept, deadline)
+        return {motor: status for motor, status in found.items() if motor not in doubtful}
 
     def _read(self, motor: int, register: tuple[int, int]) -> bytes:
         frame = wire.read_frame(motor, *register)

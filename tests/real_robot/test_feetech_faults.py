@@ -38,7 +38,7 @@ GOAL = HOME + np.array([0.3, 0.1, -0.1, -0.1, 0.2, 0.1])
 )
 def test_passing_trouble_on_the_wire_is_ridden_out(fault) -> None:
     """Retries within the budget: the arm still arrives, no read fails, nothing leaves the limits."""
-    with bench(reply_timeout_s=0.01, read_budget_s=0.2) as b:
+    with bench(reply_timeout_s=0.03, read_budget_s=1.0) as b:
         b.ask("faults", plan=[fault])
         b.gate.engage()
         outcomes = b.hold_ticks(GOAL, 60)
@@ -47,6 +47,18 @@ def test_passing_trouble_on_the_wire_is_ridden_out(fault) -> None:
         assert b.gate.counters["bad_reads"] == 0
         assert np.abs(np.array(b.ask("truth")["position"]) - GOAL).max() < 0.01
         assert b.ask("stats")["limits_violated"] == 0
+
+
+def test_an_answer_under_another_motors_id_is_not_believed() -> None:
+    """Motor 4 answers as motor 5, whose own answer follows: neither joint may show the other's angle."""
+    with bench(reply_timeout_s=0.03, read_budget_s=1.0) as b:
+        b.gate.engage()
+        b.ask("faults", plan=[{"kind": "wrong_id", "id": 4, "every": 2}])
+        for _ in range(10):
+            state = b.gate.observe()
+            assert state is not None
+            np.testing.assert_allclose(state.position, HOME, atol=0.002)
+        assert b.fired() >= 5
 
 
 @pytest.mark.parametrize("kind", ["dead", "drop", "corrupt", "truncate", "garbage_position"])
@@ -60,6 +72,7 @@ def test_a_motor_lost_while_moving_is_a_fault_and_the_arm_stops(kind) -> None:
         assert b.fired() > 0
         assert b.gate.state == FAULT
         assert "elbow_flex" in b.gate.reason
+        assert ("no encoder value" in b.gate.reason) == (kind == "garbage_position")
         assert outcomes.count("sent") <= 1  # blind from the first failed read on
         assert outcomes.index("fault") <= b.spec.bad_reads_to_fault
         held = np.array(b.ask("truth")["goal"])
