@@ -18,6 +18,7 @@ from sims.worlds.predicates import CUBE_REST, HOVER
 from sims.worlds.robots import SO101
 
 LOOK_AHEAD = 0.05  # s: steer from where the servos will be, against overshoot
+TRACKER_DELAY = 0.05  # s
 GAIN = 0.5  # share of the remaining way per step
 STRIDE = 0.05  # m: farthest point aimed at in one step
 POSITION_WEIGHT = 10.0  # 1 rad weighs as much as 10 cm
@@ -57,15 +58,15 @@ def look(obs: Mapping[str, Any]) -> Seen:
     proprio, objects, goal = (np.asarray(obs[k], dtype=np.float64) for k in ("proprio", "objects", "goal"))
     q, velocity, lead = proprio[:, 0:6], proprio[:, 6:12], proprio[:, 12:18]
     points = np.stack([objects[:, i : i + 3] for i in (0, 3, 11, 19, 22)], axis=1)  # (B, slot, 3)
-    turn = objects[:, 9:11] * goal[:, 1:2] + objects[:, 17:19] * goal[:, 2:3]
+    motion = objects[:, 6:11] * goal[:, 1:2] + objects[:, 14:19] * goal[:, 2:3]
     return Seen(
         q=q,
         velocity=velocity,
         lead=lead,
         pose=forward(q + LOOK_AHEAD * velocity),
         marker=objects[:, 0:3],
-        goal=(points * goal[:, :, None]).sum(axis=1),
-        yaw=np.arctan2(turn[:, 1], turn[:, 0]) / 4,
+        goal=(points * goal[:, :, None]).sum(axis=1) + TRACKER_DELAY * motion[:, 0:3],
+        yaw=np.arctan2(motion[:, 4], motion[:, 3]) / 4,
     )
 
 

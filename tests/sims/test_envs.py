@@ -167,6 +167,7 @@ def test_sensors_belong_to_the_positions_and_agree_with_mj_forward():
 
     env = make("tabletop/lift", 3, seed=0)
     roll(env, 10)
+    assert env.diverged == 0
     engine, data = env._engine, mujoco.MjData(env._model)
     slices = tabletop.sensor_slices(env._model)
     for i in range(3):
