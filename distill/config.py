@@ -96,13 +96,13 @@ class DistillConfig:
     weight_decay: float = field(default=1e-4, metadata={"help": "of AdamW"})
     ema: float = field(default=0.998, metadata={"help": "decay of the averaged weights, which are the ones exported"})
     clone_steps: int = field(default=1500, metadata={"help": "updates on the dataset alone"})
-    rounds: int = field(default=5, metadata={"help": "DAgger rounds; 0: a pure clone"})
+    rounds: int = field(default=10, metadata={"help": "DAgger rounds; 0: a pure clone"})
     round_worlds: int = field(default=96, metadata={"help": "worlds of a DAgger round"})
     round_env_steps: int = field(default=100, metadata={"help": "steps of every world in a round"})
-    round_updates: int = field(default=1000, metadata={"help": "updates after each round"})
+    round_updates: int = field(default=900, metadata={"help": "updates after each round"})
     on_policy: float = field(default=0.5, metadata={"help": "share of samples from states that DAgger visited"})
     takeover: float = field(default=0.3, metadata={"help": "share of DAgger time in which the specialist drives"})
-    switch: float = field(default=0.25, metadata={"help": "share of DAgger episodes whose sentence changes midway"})
+    switch: float = field(default=0.35, metadata={"help": "share of DAgger episodes whose sentence changes midway"})
     word_dropout: float = field(
         default=0.3, metadata={"help": "chance that a word that carries no meaning is left out"}
     )

@@ -136,7 +136,7 @@ class Trainer:
             found = dagger_round(self.cfg, self.averaged(), teachers, self.sentences, self.jobs, FEATURES,
                                  self.failure, seed)  # fmt: skip
         rate = (found.successes + 1) / (found.episodes + 2)  # a job with few episodes stays near one half
-        self.failure = 1 - rate
+        self.failure = 0.5 * self.failure + 0.5 * (1 - rate)  # few episodes a round: average over rounds
         self.parts.append(found.samples)
         self._pool_parts()
         row = {f"success/{job}": float(s / n) for job, s, n in zip(self.jobs, found.successes, found.episodes) if n}
