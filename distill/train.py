@@ -171,6 +171,7 @@ class Trainer:
 def distill(cfg: DistillConfig) -> Path:
     """Train, or resume, or reuse the generalist at ``cfg.out``; returns the folder of the run."""
     out = Path(cfg.out)
+    _check_settings(cfg, out)
     if (out / "result.json").exists():
         return out
     torch.set_num_threads(cfg.threads)
@@ -182,6 +183,7 @@ def distill(cfg: DistillConfig) -> Path:
             f"{cfg.dataset} has job '{name}', but no specialist labels it. Give specialists.{name}=<folder>"
         )
     out.mkdir(parents=True, exist_ok=True)
+    _write_json(out / "settings.json", _settings(cfg))
     if has_checkpoint(out / "checkpoint"):
         trainer.restore(load_checkpoint(out / "checkpoint"))
     save_config(cfg, out / "config.yaml")
@@ -193,6 +195,22 @@ def distill(cfg: DistillConfig) -> Path:
     _write_json(out / "result.json", result)
     shutil.rmtree(out / "checkpoint", ignore_errors=True)
     return out
+
+
+def _settings(cfg: DistillConfig) -> dict[str, Any]:
+    """The options that decide the result."""
+    free = ("out", "threads", "checkpoint_seconds", "log_every", "specialists")
+    return {**{k: v for k, v in vars(cfg).items() if k not in free}, "specialists": cfg.specialists.paths()}
+
+
+def _check_settings(cfg: DistillConfig, out: Path) -> None:
+    """A run of other settings is neither resumed nor passed off as this one."""
+    if not (out / "settings.json").exists():
+        return
+    old, new = read_json(out / "settings.json"), _settings(cfg)
+    differ = [f"{k} ({old.get(k)!r}, now {v!r})" for k, v in new.items() if old.get(k) != v]
+    if differ:
+        raise UserError(f"{out} holds a run with other settings: {', '.join(differ)}. Choose another 'out'.")
 
 
 def _loop(trainer: Trainer, teachers: Teachers | None) -> None:

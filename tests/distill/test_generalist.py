@@ -221,6 +221,8 @@ def test_artefact_equals_torch_and_carries_its_language(run, dataset, tmp_path):
 def test_a_finished_run_is_reused(run, dataset):
     before = (run / "policy" / "policy.onnx").stat().st_mtime_ns
     distill(settings(dataset, run))
+    with pytest.raises(UserError, match=r"other settings: width \(32, now 64\)"):
+        distill(settings(dataset, run, width=64))
     assert (run / "policy" / "policy.onnx").stat().st_mtime_ns == before
 
 
