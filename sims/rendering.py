@@ -140,21 +140,26 @@ def _gl_context(width: int, height: int) -> Any:
 
 @dataclass
 class _Cap:
-    """Swaps a button's material while it is pressed; light is for the eye only, physics does not know it."""
+    """Lights a button, cap and housing, while it is pressed; light is for the eye only, physics does not know it.
 
-    geom: int
-    qpos: int
-    dark: int
+    The housing lights up too because the finger that presses hides the cap.
+    """
+
+    geoms: tuple[int, int]  # cap, housing
+    dark: tuple[int, int]  # their materials
     lit: int
+    qpos: int
 
     @classmethod
     def of(cls, model: mujoco.MjModel, button: str) -> _Cap:
-        geom = model.geom(button.replace("_button", "_cap")).id
-        qpos = int(model.jnt_qposadr[model.joint(button).id])
-        return cls(geom, qpos, model.material(button).id, model.material(f"{button}_lit").id)
+        geoms = (model.geom(button.replace("_button", "_cap")).id, model.geom(button.replace("_button", "_base")).id)
+        dark = (model.material(button).id, model.material("button_base").id)
+        return cls(geoms, dark, model.material(f"{button}_lit").id, int(model.jnt_qposadr[model.joint(button).id]))
 
     def show(self, model: mujoco.MjModel, qpos: np.ndarray) -> None:
-        model.geom_matid[self.geom] = self.lit if -qpos[self.qpos] > PRESS_DEPTH else self.dark
+        pressed = -qpos[self.qpos] > PRESS_DEPTH
+        for geom, dark in zip(self.geoms, self.dark):
+            model.geom_matid[geom] = self.lit if pressed else dark
 
 
 @dataclass
