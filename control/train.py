@@ -100,7 +100,7 @@ def _finish(cfg: TrainConfig, loop: Any, out: Path) -> dict[str, Any]:
     from control.export import ActorModule, export_policy
 
     result = evaluate(loop.eval_env, loop.act_greedily, cfg.final_episodes, FINAL_SEED + cfg.seed)
-    spec = loop.env.spec
+    spec = loop.eval_env.spec  # without the frames that only a reward model reads
     figures = {
         **result.to_json(spec.control_hz), "env": cfg.env, "algo": cfg.algo.name, "seed": cfg.seed, "steps": loop.step,
         "updates": loop.learner.updates, "demos": cfg.demos, "wall_s": round(loop.wall, 2),

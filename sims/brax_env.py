@@ -5,6 +5,7 @@ The whole batch steps in one compiled function on jax's default device; observat
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,6 +108,7 @@ class BraxVecEnv:
         """Nothing to free."""
 
 
+@functools.lru_cache  # brax environments hold no state; a second batch of the same world compiles nothing
 def _load(name: str, backend: str) -> tuple[Any, Any]:
     try:
         import jax
@@ -124,6 +126,7 @@ def _load(name: str, backend: str) -> tuple[Any, Any]:
     return jax, envs.get_environment(name, backend=backend)
 
 
+@functools.lru_cache
 def _compile(jax: Any, env: Any, time_limit: int) -> tuple[Any, Any]:
     """Jitted ``reset(keys) -> carry`` and ``step(carry, action) -> carry, out``; carry = (state, keys, steps)."""
     jnp = jax.numpy
