@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -63,7 +62,3 @@ class Learner(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    def export(self, path: Path) -> Path:
-        """Write the deterministic policy as an artefact directory (see control.policy)."""
-        ...
