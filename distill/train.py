@@ -53,7 +53,8 @@ class Trainer:
         torch.manual_seed(cfg.seed)
         scaling = fit_scaling(first.features, first.target, first.valid)
         actions, embedding = first.target.shape[-1], self.sentences.table.shape[-1]
-        mlp = FilmMLP(first.features.shape[-1], embedding, cfg.chunk, actions, cfg.width, cfg.depth, cfg.language_width)
+        inputs = 2 * first.features.shape[-1]
+        mlp = FilmMLP(inputs, embedding, cfg.chunk, actions, cfg.width, cfg.depth, cfg.language_width)
         self.model = Generalist(mlp, FEATURES, scaling)
         self.average = {k: v.clone() for k, v in mlp.state_dict().items()}
         self.optimizer = torch.optim.AdamW(mlp.parameters(), cfg.lr, weight_decay=cfg.weight_decay, fused=True)
