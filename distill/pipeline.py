@@ -121,8 +121,9 @@ def _judge(
     ]  # fmt: skip
     if cfg.realtime:
         # alone on the machine: an arm that shares its processors with training is not what a lab runs
-        stages += [_stage("deploy/realtime", "real_robot.deploy", deployed, "deploy.json",
-                          tuple(s.name for s in stages), 30, *obey, "split=train", f"realtime={cfg.realtime}")]  # fmt: skip
+        before = tuple(s.name for s in stages)
+        stages += [_stage("deploy/realtime", "real_robot.deploy", deployed, "deploy.json", before, 30, *obey,
+                          "split=train", f"realtime={cfg.realtime}")]  # fmt: skip
     others = tuple(s.name for s in stages)
     report = Stage("report", ("distill.report", f"run={run}"), run / "report.html", others, None, 10)
     return [*stages, report]

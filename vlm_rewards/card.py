@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from importlib.metadata import version
 from typing import Any
 
+import mujoco
 import numpy as np
 import torch
 
+from sims.worlds.tabletop import CAMERAS, XML
 from vlm_rewards import captions, metrics
 from vlm_rewards.captions import Concept
 from vlm_rewards.clip import Clip
 from vlm_rewards.frames import MIX, Frames
+from vlm_rewards.heads import softmax_probability
 
 PRESSES = {"press": 0.8, "reach": 0.1, "random": 0.1}
 # held-out seeds: new layouts, looks and colours; the last two show the pair that training never did
@@ -44,7 +49,11 @@ def grade(clip: Clip, tests: dict[str, Frames]) -> dict[str, Any]:
 
 
 def _supervision() -> dict[str, Any]:
+    """The model card: what the frames were, what the captions were made from, what was left out."""
     return {
+        "renderer": f"mujoco {mujoco.__version__}, 64x64, cameras {', '.join(CAMERAS)}",
+        "scene_sha256": hashlib.sha256(XML.read_bytes()).hexdigest(),
+        "versions": {"torch": torch.__version__, "open_clip_torch": version("open_clip_torch")},
         "frames": "rendered tabletop scenes, states written directly; kinds of episodes and shares: " + str(MIX),
         "captions": "truth of state predicates of these scenes, and positions of fingertip and objects",
         "never_shown": " ".join(captions.UNSEEN),
@@ -104,8 +113,6 @@ def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def probabilities(clip: Clip, x: torch.Tensor, concept: Concept) -> tuple[np.ndarray, np.ndarray]:
     """(N,) cosine with the command, and (N,) softmax probability against the concept's negatives."""
-    from vlm_rewards.heads import softmax_probability
-
     cosine = x @ clip.embed_text([_command(concept)])[0]
     against = x @ clip.embed_text(captions.negatives(concept)).T
     return cosine.numpy(), softmax_probability(cosine, against, clip.temperature).numpy()

@@ -72,6 +72,7 @@ class FitConfig:
     eval_frames: int = field(default=2400, metadata={"help": "frames of held-out episodes and looks for the card"})
     episode: int = field(default=3, metadata={"help": "frames that share one layout, one look and one scripted motion"})
     steps: int = field(default=900, metadata={"help": "gradient steps; the only bound of training"})
+    colour_steps: int = field(default=240, metadata={"help": "steps that first teach the names of colours to pixels"})
     batch_size: int = field(default=128, metadata={"help": "frames per step"})
     learning_rate: float = field(default=1.5e-3, metadata={"help": "peak of AdamW's rate (cosine after a warm-up)"})
     weight_decay: float = field(default=0.05, metadata={"help": "on matrices only"})

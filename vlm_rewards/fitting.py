@@ -24,13 +24,13 @@ from vlm_rewards.card import EVAL_SETS, grade
 from vlm_rewards.clip import build_model, wrap
 from vlm_rewards.config import FitConfig
 from vlm_rewards.frames import Frames, cached_frames
-from vlm_rewards.small_clip import VIEW, VIEWS, WordTokenizer, model_config
+from vlm_rewards.small_clip import Trunk, WordTokenizer, model_config
 from vlm_rewards.teacher import Teacher, trunk_of
 
 GOAL_FAMILIES = captions.GOALS
 TEMPERATURE_START = 0.05
-SHIFT = 2  # pixels that a view is moved at random, both ways
-CHUNKS = 8  # groups of a batch that share a shift
+COLOUR_BATCH = 32  # frames
+COLOUR_RATE = 0.03  # of Adam; the pixel network is tiny
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,16 @@ def sampling_weights(targets: Targets) -> np.ndarray:
     return mixed / mixed.sum()
 
 
+def to_input(pixels: Tensor) -> Tensor:
+    """(N, 64, 128, 3) uint8 -> (N, 3, 64, 128) in -1..1."""
+    return pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1.0)
+
+
 def augment(pixels: Tensor, rng: np.random.Generator) -> Tensor:
-    """(N, 64, 128, 3) uint8 -> (N, 3, 64, 128) in -1..1: brightness, small shifts per view; hue and sides stay."""
-    x = pixels.permute(0, 3, 1, 2).float() / 255.0
-    gain, bias = (torch.from_numpy(rng.normal(m, s, (len(x), 1, 1, 1))).float() for m, s in ((1, 0.15), (0, 0.04)))
-    views = (x * gain + bias).unflatten(3, (VIEWS, VIEW)).movedim(3, 1)  # (N, V, 3, 64, 64)
-    shifted = []
-    for chunk in views.chunk(CHUNKS):
-        padded = F.pad(chunk.flatten(0, 1), (SHIFT,) * 4, mode="replicate")
-        top, left = rng.integers(0, 2 * SHIFT + 1, 2)
-        shifted.append(padded[:, :, top : top + VIEW, left : left + VIEW].unflatten(0, (-1, VIEWS)))
-    tiled = torch.cat(torch.cat(shifted).unbind(1), dim=3)  # (N, 3, 64, 128)
-    return tiled.clamp(0, 1).sub(0.5).div(0.5).contiguous(memory_format=torch.channels_last)
+    """(N, 64, 128, 3) uint8 -> (N, 3, 64, 128) in -1..1 with random brightness. Hue, sides and places stay."""
+    x = 0.5 * to_input(pixels) + 0.5
+    gain, bias = (torch.from_numpy(rng.normal(m, s, (len(x), 1, 1, 1))).float() for m, s in ((1, 0.12), (0, 0.02)))
+    return (x * gain + bias).clamp(0, 1).sub(0.5).div(0.5).contiguous(memory_format=torch.channels_last)
 
 
 def batch_loss(cosine: Tensor, scale: Tensor, targets: Targets, rows: Tensor, rank_weight: float) -> dict[str, Tensor]:
@@ -117,6 +115,25 @@ def batch_loss(cosine: Tensor, scale: Tensor, targets: Targets, rows: Tensor, ra
     return parts
 
 
+def train_colours(trunk: Trunk, teacher: Teacher, pixels: Tensor, cfg: FitConfig, rng: np.random.Generator) -> Tensor:
+    """Teach the names of colours to single pixels, then freeze them. Returns the (N, V, S, G*G) logits of all frames.
+
+    First and alone: a network that saw objects at the same time would learn which colours they never wear.
+    """
+    optimiser = torch.optim.Adam(trunk.colour.parameters())
+    for step in range(cfg.colour_steps):
+        for group in optimiser.param_groups:
+            group["lr"] = COLOUR_RATE * min(1.0, (step + 1) / 20) * (1.0 - step / cfg.colour_steps)
+        rows = torch.from_numpy(rng.choice(len(pixels), COLOUR_BATCH))
+        loss = teacher.colour_loss(trunk.colours(augment(pixels[rows], rng)), rows)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    trunk.colour.requires_grad_(False)
+    with torch.no_grad():
+        return torch.cat([trunk.colours(to_input(p)).half() for p in pixels.split(COLOUR_BATCH)])
+
+
 def train_model(cfg: FitConfig, frames: Frames, progress_row: Any = None) -> Any:
     """Train from scratch for ``cfg.steps`` steps; the same config and threads give the same weights.
 
@@ -131,19 +148,19 @@ def train_model(cfg: FitConfig, frames: Frames, progress_row: Any = None) -> Any
     sentences = [tokenizer(captions.phrasings(c)) for c in captions.concepts()]
     chances, pixels = sampling_weights(targets), torch.from_numpy(frames.pixels)
     trunk = trunk_of(model)
-    teacher = Teacher(frames, trunk.channels)
-    optimiser = _optimiser(model, teacher, cfg)
+    teacher = Teacher(frames)
+    colours = train_colours(trunk, teacher, pixels, cfg, rng)
+    optimiser = _optimiser(model, cfg)
     start = time.time()
     for step in range(cfg.steps):
         _set_rate(optimiser, cfg, step)
         rows = torch.from_numpy(rng.choice(len(frames), cfg.batch_size, p=chances))
         ids = torch.stack([s[rng.integers(len(s))] for s in sentences])  # one phrasing per concept
-        features = trunk.features(augment(pixels[rows], rng))
-        image, keypoints = trunk.embed(features)
+        image, seen = trunk.embed(augment(pixels[rows], rng), colours[rows].float())
         image = F.normalize(image, dim=-1)
         text = F.normalize(model.encode_text(ids), dim=-1)
         parts = batch_loss(image @ text.T, model.logit_scale.exp(), targets, rows, cfg.rank_weight)
-        hints = teacher.losses(features, keypoints, rows)
+        hints = teacher.losses(seen, rows)
         parts["loss"] = parts["loss"] + cfg.teacher_weight * torch.stack(list(hints.values())).sum()
         parts |= hints
         optimiser.zero_grad()
@@ -158,13 +175,12 @@ def train_model(cfg: FitConfig, frames: Frames, progress_row: Any = None) -> Any
     return model.eval()
 
 
-def _optimiser(model: Any, teacher: Teacher, cfg: FitConfig) -> torch.optim.Optimizer:
+def _optimiser(model: Any, cfg: FitConfig) -> torch.optim.Optimizer:
     """AdamW with decay on matrices only; the logit scale moves ten times faster."""
-    named = [(n, p) for n, p in model.named_parameters() if n != "logit_scale"]
+    named = [(n, p) for n, p in model.named_parameters() if n != "logit_scale" and p.requires_grad]
     groups = [
         {"params": [p for _, p in named if p.ndim > 1], "weight_decay": cfg.weight_decay, "factor": 1.0},
         {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0, "factor": 1.0},
-        {"params": list(teacher.parameters()), "weight_decay": 0.0, "factor": 1.0},
         {"params": [model.logit_scale], "weight_decay": 0.0, "factor": 10.0},
     ]
     return torch.optim.AdamW(groups, lr=cfg.learning_rate, betas=(0.9, 0.98))

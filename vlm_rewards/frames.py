@@ -18,7 +18,7 @@ from sims.worlds.robots import SO101
 from sims.worlds.tabletop import CAMERAS, CUBE_REST, SLOTS, XML, Layout, load_model, sample_layout
 from vlm_rewards.captions import COLOURS, SLOT_KIND, UNSEEN, Facts
 
-VERSION = 5  # of the frames; part of the cache key
+VERSION = 6  # of the frames; part of the cache key
 CAP_TOP, CAP_RADIUS, TRAVEL = 0.036, 0.016, 0.008  # m, of a button at rest
 GHOST = 0.05  # share of press frames whose cap is down without a finger: the light decides, not the hand
 AUTHORED = 0.35  # share of episodes in the authored light, greys and cameras (colours stay random)
@@ -37,7 +37,7 @@ PALETTE: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "pink": ((0.88, 0.94), (0.5, 0.9)),
     "white": ((0.0, 1.0), (0.0, 0.08)),
 }
-VALUE = {"cube": (0.4, 1.0), "marker": (0.35, 1.0), "button": (0.22, 0.58), "lit": (0.6, 0.72)}
+VALUE = {"cube": (0.25, 1.0), "marker": (0.25, 1.0), "button": (0.22, 0.58), "lit": (0.6, 0.72)}
 # what an episode shows, and how often
 MIX = {"press": 0.44, "reach": 0.16, "lift": 0.13, "move": 0.13, "random": 0.14}
 
@@ -168,7 +168,7 @@ def _press(rng: np.random.Generator, layout: Layout, time: np.ndarray) -> list[_
     """Towards a button: pressing it, hovering, touching it lightly, or landing beside it."""
     slot = int(rng.integers(3, 5))
     top = _above(getattr(layout, SLOTS[slot]), CAP_TOP)
-    style = rng.choice(["press", "hover", "beside", "cloud"], p=[0.4, 0.15, 0.2, 0.25])
+    style = rng.choice(["press", "hover", "beside", "cloud"], p=[0.5, 0.12, 0.16, 0.22])
     plans = []
     for t in time:
         if style == "cloud" or t < 0.35:

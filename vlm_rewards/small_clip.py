@@ -1,9 +1,9 @@
 """The small CLIP: a convolutional trunk over two tiled 64x64 views and a word-level vocabulary.
 
 Importing this module registers the trunk with timm, so that open_clip itself builds and loads the model from a
-``local-dir:`` folder. The trunk ends in a head that looks at every position *relative to keypoints* (the fingertip),
-with weights shared over positions and colours: that is what lets a colour met on cubes carry over to a button. A dense
-layer over all positions learned the training layouts by heart instead.
+``local-dir:`` folder. Its form is made for composition: places are described relative to the fingertip, with weights
+shared over places and colours, so that a colour met on cubes carries over to a button. A dense layer over all places
+learned the training layouts by heart instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from timm.models import register_model
@@ -26,7 +26,9 @@ VIEWS = 2  # tiled left to right
 EMBED = 128
 CONTEXT = 20  # tokens of a sentence with its end token
 VOCABULARY = 160  # ids; the end token is the last one because open_clip pools at the highest id
-KEYPOINTS = 2  # the first is taught where the fingertip is, the other is free
+KEYPOINTS = 2  # taught: fingertip, marker
+SLOTS = 10  # colour words
+CLASSES, NOTHING = 5, 4  # marker, cube, dark button, lit button, nothing
 GRID = 16  # positions per side where the relational head looks
 REACHES = (0.06, 0.15, 0.35)  # widths of the windows around a keypoint, in units of half a view
 
@@ -46,10 +48,9 @@ class ResidualBlock(nn.Module):
 
 
 class RelationalHead(nn.Module):
-    """Pools over positions a function of the local features and of the offsets to soft-argmax keypoints.
+    """What stands where, seen from soft-argmax keypoints: per place a function of features and offsets to them.
 
-    Soft-argmax keypoints: Levine et al. 2016 (arXiv 1504.00702); pooling over positions is a relation network
-    (Santoro et al. 2017, arXiv 1706.01427) of one moving object against the rest.
+    Soft-argmax keypoints: Levine et al. 2016 (arXiv 1504.00702).
     """
 
     def __init__(self, channels: int, width: int) -> None:
@@ -64,7 +65,7 @@ class RelationalHead(nn.Module):
         self.register_buffer("grid", torch.stack([columns, rows]).flatten(1), persistent=False)  # (2, G*G)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C, G, G) -> (N, 2 * width), and the (N, K, G*G) logits of where the keypoints are."""
+        """(N, C, G, G) -> (N, width, G*G), and the (N, K, G*G) logits of where the keypoints are."""
         grid = self.get_buffer("grid")
         logits = self.keypoints(x).flatten(2)
         centre = logits.softmax(-1) @ grid.T  # (N, K, 2)
@@ -73,45 +74,93 @@ class RelationalHead(nn.Module):
         windows = [torch.exp(-squared / (2 * reach**2)) for reach in REACHES]
         relative = torch.cat([offset.flatten(1, 2), *windows], dim=1).unflatten(2, (GRID, GRID))
         hidden = torch.relu(self.norm1(self.local(x) + self.relative(relative)))
-        found = torch.relu(self.norm2(self.mix(hidden))).flatten(2)
-        return torch.cat([found.mean(2), found.amax(2)], dim=1), logits
+        return torch.relu(self.norm2(self.mix(hidden))).flatten(2), logits
+
+
+class PixelColours(nn.Module):
+    """Colour word per place, from single pixels alone: without a neighbourhood it cannot know what wears the colour.
+
+    Read from the deep features instead, yellow buttons were called orange or lime, because only those were buttons.
+    """
+
+    def __init__(self, hidden: int = 24) -> None:
+        super().__init__()
+        self.pixel = nn.Sequential(nn.Conv2d(5, hidden, 1), nn.ReLU(), nn.Conv2d(hidden, SLOTS + 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M, 3, 64, 64) in -1..1 -> (M, SLOTS, G*G) logits, the mean over a place weighted by a learned salience."""
+        rgb = 0.5 * x + 0.5
+        top, bottom = rgb.amax(1, keepdim=True), rgb.amin(1, keepdim=True)
+        inputs = torch.cat([rgb / (top + 0.05), top, (top - bottom) / (top + 0.05)], dim=1)
+        logits, salience = self.pixel(inputs).split([SLOTS, 1], dim=1)
+        weight = salience.clamp(-6, 6).exp()
+        total, mass = (nn.functional.avg_pool2d(v, 6, stride=4, padding=1) for v in (weight * logits, weight))
+        return (total / mass).flatten(2)
+
+
+class Hints(NamedTuple):
+    """Logits that ``fit`` may teach: keypoints (N, V, K, G*G), colours (N, V, 10, G*G), kinds (N, V, 5, G*G)."""
+
+    keypoints: Tensor
+    colours: Tensor
+    kinds: Tensor
 
 
 class Trunk(nn.Module):
-    """Frames (N, 3, 64, 128), two views side by side -> (N, embed), not normalised. The views share convolutions."""
+    """Frames (N, 3, 64, 128), two views side by side -> (N, embed), not normalised. The views share convolutions.
 
-    def __init__(self, embed: int = EMBED, wide: int = 32, narrow: int = 64, relational: int = 96) -> None:
+    One slot per colour word gathers what is known of the things of that colour in both views; the same small network
+    describes every slot, and the image's embedding is the sum of descriptions, each multiplied by its colour's vector.
+    A description learned on green buttons therefore holds for yellow ones.
+    """
+
+    def __init__(
+        self, embed: int = EMBED, wide: int = 32, narrow: int = 64, width: int = 64, hidden: int = 512
+    ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, wide, 6, stride=4, padding=1)
         self.view = nn.Parameter(0.02 * torch.randn(VIEWS, wide, GRID, GRID))
         self.fine = nn.Sequential(ResidualBlock(wide), ResidualBlock(wide))
         self.down = nn.Conv2d(wide, narrow, 2, stride=2)
         self.coarse = nn.Sequential(ResidualBlock(narrow), ResidualBlock(narrow))
-        self.channels = wide + narrow
-        self.heads = nn.ModuleList(RelationalHead(self.channels, relational) for _ in range(VIEWS))
-        pooled = VIEWS * 2 * relational
-        # an object covers a few of 256 places: without this norm its trace in the mean is too faint to learn from
-        self.norm = nn.BatchNorm1d(pooled)
-        self.direct = nn.Linear(pooled, embed)
-        self.across = nn.Sequential(nn.Linear(pooled, 256), nn.ReLU(), nn.Linear(256, embed, bias=False))
+        channels = wide + narrow
+        self.heads = nn.ModuleList(RelationalHead(channels, width) for _ in range(VIEWS))
+        self.colour, self.kind = PixelColours(), nn.Conv2d(channels, CLASSES, 1)
+        self.direct = nn.Linear(VIEWS * width, embed)
+        self.describe = nn.Sequential(nn.Linear(VIEWS * width, 512), nn.ReLU(), nn.Linear(512, embed, bias=False))
+        self.vectors = nn.Parameter(torch.randn(SLOTS, embed))
 
-    def features(self, x: Tensor) -> Tensor:
-        """(N, 3, 64, 128) -> (N, V, C, G, G): what is where, per view."""
-        n = len(x)
-        views = x.unflatten(3, (VIEWS, VIEW)).movedim(3, 1).flatten(0, 1)  # (N*V, 3, 64, 64)
+    def features(self, views: Tensor) -> Tensor:
+        """(N*V, 3, 64, 64) -> (N, V, C, G, G): what is where, per view."""
+        n = len(views) // VIEWS
         fine = self.fine(self.stem(views) + self.view.repeat(n, 1, 1, 1))  # (N*V, wide, 16, 16)
         coarse = self.coarse(self.down(fine))  # (N*V, narrow, 8, 8)
         up = nn.functional.interpolate(coarse, scale_factor=2.0, mode="nearest")
         return torch.cat([fine, up], dim=1).unflatten(0, (n, VIEWS))
 
-    def embed(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, V, C, G, G) -> (N, embed), and the (N, V, K, G*G) keypoint logits."""
-        pooled, logits = zip(*(head(features[:, i]) for i, head in enumerate(self.heads)), strict=True)
-        both = self.norm(torch.cat(pooled, dim=1))
-        return self.direct(both) + self.across(both), torch.stack(logits, dim=1)
+    def colours(self, x: Tensor) -> Tensor:
+        """(N, 3, 64, 128) -> (N, V, S, G*G) logits."""
+        return self.colour(split_views(x)).unflatten(0, (-1, VIEWS))
+
+    def embed(self, x: Tensor, colours: Tensor) -> tuple[Tensor, Hints]:
+        """(N, 3, 64, 128) and their :meth:`colours` -> (N, embed), and the logits on the way."""
+        features = self.features(split_views(x))
+        found, keypoints = zip(*(head(features[:, i]) for i, head in enumerate(self.heads)), strict=True)
+        kinds = self.kind(features.flatten(0, 1)).flatten(2).unflatten(0, (-1, VIEWS))
+        something = 1.0 - kinds.softmax(2)[:, :, NOTHING:]  # (N, V, 1, G*G)
+        share = colours.softmax(2) * something
+        slots = share @ torch.stack(found, dim=1).transpose(2, 3)  # (N, V, S, width)
+        both = slots.transpose(1, 2).flatten(2)  # (N, S, V*width)
+        described = self.direct(both) + self.describe(both)  # (N, S, embed)
+        return (described * self.vectors).sum(1), Hints(torch.stack(keypoints, dim=1), colours, kinds)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.embed(self.features(x))[0]
+        return self.embed(x, self.colours(x))[0]
+
+
+def split_views(x: Tensor) -> Tensor:
+    """(N, 3, 64, 128) -> (N*V, 3, 64, 64)."""
+    return x.unflatten(3, (VIEWS, VIEW)).movedim(3, 1).flatten(0, 1)
 
 
 def _trunk_factory(pretrained: bool = False, num_classes: int = EMBED, **kwargs: Any) -> Trunk:

@@ -1,7 +1,7 @@
-"""Hints from the simulator that only ``fit`` uses: where the fingertip is, and per object its kind, colour and light.
+"""Hints from the simulator that only ``fit`` uses: where fingertip and marker are, and each object's kind and colour.
 
-Kind and colour are taught by separate classifiers, so the features stay factorised: a pair that never occurs is still
-one known kind and one known colour. Nothing here is part of the saved model.
+Kind and colour are taught separately, so the features stay factorised: a pair that never occurs is still one known
+kind and one known colour.
 """
 
 from __future__ import annotations
@@ -11,56 +11,71 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sims.worlds.predicates import PRESS_DEPTH
-from vlm_rewards.captions import COLOURS, KINDS, SLOT_KIND
+from vlm_rewards.captions import KINDS, SLOT_KIND
 from vlm_rewards.frames import Frames
-from vlm_rewards.small_clip import GRID, Trunk
+from vlm_rewards.small_clip import GRID, NOTHING, Hints, Trunk
 
-NOTHING = len(KINDS)  # class of an empty place
+EMPTY = 24  # random places per frame and view that are taught to be empty; few of 256 are not
+LIT = KINDS.index("button") + 1  # class of a button whose light is on
 
 
-class Teacher(nn.Module):
-    """Linear read-outs of the trunk's features and the losses that they carry.
+class Teacher:
+    """Cross-entropies of the trunk's hints against what the simulator knows.
 
     Args:
-        frames: the training frames; positions, colours and cap depths are read from them.
-        channels: of the trunk's features.
+        frames: the training frames.
     """
 
-    def __init__(self, frames: Frames, channels: int) -> None:
-        super().__init__()
-        self.kind = nn.Linear(channels, len(KINDS) + 1)
-        self.colour = nn.Linear(channels, len(COLOURS))
-        self.lit = nn.Linear(channels, 1)
+    def __init__(self, frames: Frames) -> None:
         where = torch.from_numpy(frames.where).float()  # (N, V, 6, 2)
         self._inside = ((where >= 0) & (where < 1)).all(-1)  # (N, V, 6)
         cell = (where.clamp(0, 0.999) * GRID).long()
         self._cell = cell[..., 1] * GRID + cell[..., 0]  # (N, V, 6) index into G*G
+        self._around, self._share = _corners(where[:, :, :2])
         self._colours = torch.from_numpy(frames.facts.colour)  # (N, 5)
-        self._kinds = torch.tensor([KINDS.index(k) for k in SLOT_KIND])
-        self._down = torch.from_numpy(frames.facts.depth > PRESS_DEPTH).float()  # (N, 2)
+        kinds = torch.tensor([KINDS.index(k) for k in SLOT_KIND]).repeat(len(frames), 1)
+        kinds[:, 3:] += torch.from_numpy(frames.facts.depth > PRESS_DEPTH).long()  # lit is the class after button
+        self._kinds = kinds  # (N, 5)
 
-    def losses(self, features: Tensor, keypoints: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """Cross-entropies of (N, V, C, G, G) features and (N, V, K, G*G) keypoint logits of the frames ``rows``."""
-        inside, cell = self._inside[rows], self._cell[rows]
-        tip = F.cross_entropy(keypoints[:, :, 0].flatten(0, 1), cell[..., 0].flatten(), reduction="none")
-        weight = inside[..., 0].flatten().float()
-        out = {"tip": (tip * weight).sum() / weight.sum().clamp(min=1)}
-        n, views = rows.shape[0], features.shape[1]
-        flat = features.flatten(3).transpose(2, 3)  # (N, V, G*G, C)
-        at = flat.gather(2, cell[..., 1:, None].expand(-1, -1, -1, flat.shape[-1]))  # (N, V, 5, C)
-        seen = inside[..., 1:]
-        anywhere = flat[:, :, torch.randint(GRID * GRID, (8,))]  # mostly empty places
-        kinds = self._kinds.expand(n, views, -1)
-        colours = self._colours[rows][:, None].expand(-1, views, -1)
-        out["kind"] = F.cross_entropy(self.kind(at)[seen], kinds[seen]) + 0.3 * F.cross_entropy(
-            self.kind(anywhere).flatten(0, 2), torch.full((n * views * 8,), NOTHING)
-        )
-        out["colour"] = F.cross_entropy(self.colour(at)[seen], colours[seen])
-        down = self._down[rows][:, None].expand(-1, views, -1)
-        out["lit"] = F.binary_cross_entropy_with_logits(
-            self.lit(at[:, :, 3:])[..., 0][seen[..., 3:]], down[seen[..., 3:]]
-        )
-        return out
+    def losses(self, hints: Hints, rows: Tensor) -> dict[str, Tensor]:
+        """Mean losses over what lies inside the pictures of the frames ``rows``; hidden things count too."""
+        inside, cell = self._inside[rows], self._cell[rows]  # (N, V, 6)
+        spots = -(hints.keypoints.log_softmax(-1).gather(-1, self._around[rows]) * self._share[rows]).sum(-1)
+        weight = inside[..., :2].float()  # (N, V, 2): fingertip and marker
+        seen, at = inside[..., 1:], cell[..., 1:]  # (N, V, 5)
+        kinds = self._kinds[rows][:, None].expand_as(at)[seen]
+        empty = torch.randint(GRID * GRID, (EMPTY,))
+        nothing = hints.kinds[..., empty].movedim(2, -1).flatten(0, 2)  # (N*V*EMPTY, classes)
+        return {
+            "spots": (spots * weight).sum() / weight.sum().clamp(min=1),
+            "kind": F.cross_entropy(_places(hints.kinds, at)[seen], kinds),
+            "nothing": F.cross_entropy(nothing, torch.full((len(nothing),), NOTHING)),
+        }
+
+    def colour_loss(self, colours: Tensor, rows: Tensor) -> Tensor:
+        """Mean cross-entropy of (N, V, S, G*G) colour logits at the objects of the frames ``rows``."""
+        at, seen = self._cell[rows][:, :, 1:], self._inside[rows][..., 1:]
+        return F.cross_entropy(_places(colours, at)[seen], self._colours[rows][:, None].expand_as(at)[seen])
+
+
+def _corners(where: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, V, K, 2) image positions -> (N, V, K, 4) places around each, and bilinear shares: finer than a place."""
+    position = where.clamp(0, 1) * GRID - 0.5
+    low = position.floor()
+    part = position - low
+    indices, shares = [], []
+    for right in (0, 1):
+        for down in (0, 1):
+            x, y = (low[..., 0] + right).clamp(0, GRID - 1).long(), (low[..., 1] + down).clamp(0, GRID - 1).long()
+            indices.append(y * GRID + x)
+            across, along = (part[..., i] if on else 1 - part[..., i] for i, on in ((0, right), (1, down)))
+            shares.append(across * along)
+    return torch.stack(indices, dim=-1), torch.stack(shares, dim=-1)
+
+
+def _places(logits: Tensor, cell: Tensor) -> Tensor:
+    """(N, V, C, G*G) at (N, V, 5) -> (N, V, 5, C)."""
+    return logits.transpose(2, 3).gather(2, cell[..., None].expand(-1, -1, -1, logits.shape[2]))
 
 
 def trunk_of(model: nn.Module) -> Trunk:

@@ -9,15 +9,22 @@ import torch
 from sims.errors import UserError
 from sims.verbs import compose
 from vlm_rewards import captions, fitting, teacher
-from vlm_rewards.clip import build_model
 from vlm_rewards.config import FitConfig
 from vlm_rewards.fit import VERB
 from vlm_rewards.frames import render_frames
-from vlm_rewards.small_clip import model_config
+from vlm_rewards.small_clip import Hints
 
 
 def tiny(out, **changes):
-    options = {"frames": 60, "eval_frames": 60, "steps": 4, "warmup": 1, "batch_size": 12, "log_every": 2} | changes
+    options = {
+        "frames": 60,
+        "eval_frames": 60,
+        "steps": 4,
+        "colour_steps": 3,
+        "warmup": 1,
+        "batch_size": 12,
+        "log_every": 2,
+    } | changes
     return FitConfig(out=str(out), **options)
 
 
@@ -33,7 +40,7 @@ def test_fit_writes_model_card_and_progress(run):
     assert names == {"open_clip_model.safetensors", "open_clip_config.json", "vocab.json", "card.json"}
     rows = [json.loads(line) for line in (out / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 3, 4]
-    assert {"stage", "total", "steps_per_s", "loss", "contrast", "rank", "tip", "colour"} <= rows[0].keys()
+    assert {"stage", "total", "steps_per_s", "loss", "contrast", "rank", "spots", "kind"} <= rows[0].keys()
     card = json.loads((folder / "card.json").read_text())
     assert {"seen", "unseen", "unseen_plain"} == card["sets"].keys()
 
@@ -86,21 +93,23 @@ def test_augmentation_keeps_hue_sides_and_range():
 
 
 def test_teacher_reads_the_right_place():
-    """With features that are one-hot in the position, its gradient touches only where things are."""
-    frames = render_frames(3, seed=4, plain=True)
-    model = build_model(model_config())
-    trunk = teacher.trunk_of(model)
-    hints = teacher.Teacher(frames, trunk.channels)
-    features = torch.randn(3, 2, trunk.channels, 16, 16, requires_grad=True)
-    logits = torch.zeros(3, 2, 2, 256)
-    parts = hints.losses(features, logits, torch.arange(3))
+    """The gradient of the colour loss touches only the places where objects are."""
+    drawn = render_frames(3, seed=4, plain=True)
+    logits = [torch.zeros(3, 2, n, 256, requires_grad=True) for n in (2, 10, 5)]
+    hints = teacher.Teacher(drawn)
+    parts = hints.losses(Hints(*logits), torch.arange(3))
+    parts["colour"] = hints.colour_loss(logits[1], torch.arange(3))
+    assert [parts[k].item() for k in ("spots", "colour", "kind", "nothing")] == pytest.approx(
+        np.log([256, 10, 5, 5]).tolist(), abs=1e-4
+    )  # uniform logits
     parts["colour"].backward()
-    touched = features.grad.abs().sum((1, 2)).sum(1) if features.grad.ndim == 4 else features.grad.abs().sum(2)
+    touched = logits[1].grad.abs().sum(2)  # (3, 2, 256)
     for i in range(3):
         for view in range(2):
-            cells = {(int(d * 16), int(r * 16)) for r, d in frames.where[i, view, 1:] if 0 <= r < 1 and 0 <= d < 1}
-            assert set(map(tuple, touched[i, view].nonzero().tolist())) == cells
-    assert parts["tip"].item() == pytest.approx(np.log(256), abs=1e-4)  # uniform logits
+            inside = [(r, d) for r, d in drawn.where[i, view, 1:] if 0 <= r < 1 and 0 <= d < 1]
+            assert set(touched[i, view].nonzero().flatten().tolist()) == {
+                int(d * 16) * 16 + int(r * 16) for r, d in inside
+            }
 
 
 @pytest.mark.parametrize("bad", [["stepss=3"], ["+stepss=3"], ["steps=0"], ["warmup=9999"], ["steps=many"]])
