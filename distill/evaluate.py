@@ -212,9 +212,7 @@ def _open(cfg: EvaluateConfig) -> tuple[Any, Sequence[str], Any]:
     if policy.spec.language is None:
         raise UserError(f"{cfg.policy} is a specialist (it takes no sentences). Name its job: specialists.<job>=…")
     if cfg.execute > policy.spec.chunk:
-        raise UserError(
-            f"option 'execute' ({cfg.execute}) exceeds the policy's chunk ({policy.spec.chunk})."
-        )
+        raise UserError(f"option 'execute' ({cfg.execute}) exceeds the policy's chunk ({policy.spec.chunk}).")
     known = list(dict.fromkeys(policy.spec.language["variants"]))
     jobs = [j for j in known if not cfg.jobs or j in cfg.jobs]
     return Actor(policy, cfg.execute, policy.spec.language["encoder"]), _some(jobs, cfg, known), cfg.policy
