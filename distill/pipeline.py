@@ -22,11 +22,11 @@ SHIPPED = Path(__file__).resolve().parent / "artefacts"
 CLIP_CARD = SHIPPED.parents[1] / "vlm_rewards" / "weights" / "small_clip" / "card.json"
 # specialist -> (options of ``train``, variants it serves, expected seconds on a free core)
 SPECIALISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], float]] = {
-    "move": (("env=tabletop/move",), ("move_red", "move_blue"), 240),
-    "press_yellow": (("env=tabletop/press_yellow", "reward=clip"), ("press_yellow",), 220),
-    "lift": (("env=tabletop/lift",), ("lift_red", "lift_blue"), 150),
-    "press_green": (("env=tabletop/press_green",), ("press_green",), 90),
-    "reach": (("env=tabletop/reach",), ("reach",), 80),
+    "move": (("env=tabletop/move",), ("move_red", "move_blue"), 180),
+    "press_yellow": (("env=tabletop/press_yellow", "reward=clip", "steps=40000"), ("press_yellow",), 220),
+    "lift": (("env=tabletop/lift",), ("lift_red", "lift_blue"), 110),
+    "press_green": (("env=tabletop/press_green",), ("press_green",), 60),
+    "reach": (("env=tabletop/reach",), ("reach",), 40),
 }
 PACKAGES = ("torch", "mujoco", "gymnasium", "open_clip_torch", "hydra-core", "onnxruntime", "numpy", "pyarrow", "av")
 
@@ -64,7 +64,7 @@ def quickstart(cfg: PipelineConfig) -> list[Stage]:
         *_specialists(cfg, run),
         *_baselines(cfg, run),
         _stage("collect", "distill.collect", dataset, "meta/info.json", trained, 60,
-               *named, f"seed={cfg.seed}", log="collect.jsonl"),
+               *named, f"seed={cfg.seed}"),
         _stage("distill", "distill.train", generalist, "result.json", ("collect",), 240,
                f"dataset={dataset}", *named, f"seed={cfg.seed}"),
         _evaluate("evaluate/specialists", run / "specialists.json", trained, cfg, *named, "axes=[seen,unseen_start]"),
@@ -96,9 +96,9 @@ def _baselines(cfg: PipelineConfig, run: Path) -> list[Stage]:
     return [
         _evaluate("baseline/demonstrator", folder / "demonstrator.json", (), cfg, "policy=scripted", "axes=[seen]"),
         _stage("baseline/episodes", "distill.collect", folder / "dataset", "meta/info.json", (), 40,
-               "specialists.all=scripted", f"seed={cfg.seed}", log="collect.jsonl"),
-        _stage("baseline/clone", "distill.train", folder / "clone", "result.json", ("baseline/episodes",), 60,
-               f"dataset={folder / 'dataset'}", "rounds=0", f"seed={cfg.seed}"),
+               "specialists.all=scripted", "noise=0", "bursts=0", f"seed={cfg.seed}"),
+        _stage("baseline/clone", "distill.train", folder / "clone", "result.json", ("baseline/episodes",), 90,
+               f"dataset={folder / 'dataset'}", "rounds=0", "clone_steps=6000", f"seed={cfg.seed}"),
         _evaluate("baseline/evaluate", folder / "clone.json", ("baseline/clone",), cfg,
                   f"policy={folder / 'clone'}", "axes=[seen]"),
     ]  # fmt: skip

@@ -116,8 +116,9 @@ def concepts(include_unseen: bool = False) -> tuple[Concept, ...]:
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """Every word of every sentence, sorted."""
-    return tuple(sorted({word for c in concepts() for s in phrasings(c) for word in s.replace(",", " ").split()}))
+    """Every word of every sentence except the colours, sorted."""
+    words = {word for c in concepts() for s in phrasings(c) for word in s.replace(",", " ").split()}
+    return tuple(sorted(words - set(COLOURS)))
 
 
 @cache

@@ -14,8 +14,9 @@ from sims.worlds.tabletop import CAMERAS, XML
 from vlm_rewards import captions, metrics
 from vlm_rewards.captions import Concept
 from vlm_rewards.clip import Clip
-from vlm_rewards.frames import MIX, Frames
+from vlm_rewards.frames import Frames
 from vlm_rewards.heads import softmax_probability
+from vlm_rewards.states import MIX
 
 PRESSES = {"press": 0.8, "reach": 0.1, "random": 0.1}
 # held-out seeds: new layouts, looks and colours; the last two show the pair that training never did

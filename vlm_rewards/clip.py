@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from sims.errors import UserError
 from vlm_rewards import small_clip  # noqa: F401  registers the trunk before open_clip looks for it
 from vlm_rewards.config import SHIPPED
-from vlm_rewards.small_clip import WordTokenizer
+from vlm_rewards.small_clip import WordTokenizer, bind
 
 WEIGHTS = Path(__file__).parent / "weights" / "small_clip"
 LOCAL = "local-dir:"
@@ -55,7 +55,10 @@ class Clip:
         """(N, D) unit rows."""
         encode: Any = self.model.encode_text
         device = next(self.model.parameters()).device
-        return F.normalize(encode(self.tokenize(list(sentences)).to(device)).float(), dim=-1)
+        text = encode(self.tokenize(list(sentences)).to(device)).float()
+        if isinstance(self.tokenize, WordTokenizer):
+            text = bind(text, self.tokenize.slots(sentences).to(device))
+        return F.normalize(text, dim=-1)
 
     @torch.no_grad()
     def embed_frames(self, frames: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from vlm_rewards.card import EVAL_SETS, grade
 from vlm_rewards.clip import build_model, wrap
 from vlm_rewards.config import FitConfig
 from vlm_rewards.frames import Frames, cached_frames
-from vlm_rewards.small_clip import Trunk, WordTokenizer, model_config
+from vlm_rewards.small_clip import Trunk, WordTokenizer, bind, model_config
 from vlm_rewards.teacher import Teacher, trunk_of
 
 GOAL_FAMILIES = captions.GOALS
@@ -115,6 +115,33 @@ def batch_loss(cosine: Tensor, scale: Tensor, targets: Targets, rows: Tensor, ra
     return parts
 
 
+class Sentences:
+    """The concepts' sentences: concepts that differ in colour only share a template and its phrasings."""
+
+    def __init__(self) -> None:
+        templates: dict[tuple, int] = {}
+        self.ids: list[Tensor] = []
+        owner = []
+        for concept in captions.concepts():
+            key = (concept.family, concept.positive, concept.kind, bool(concept.colour))
+            if key not in templates:
+                templates[key] = len(self.ids)
+                self.ids.append(tokenizer()(captions.phrasings(concept)))
+            owner.append(templates[key])
+        self.owner = torch.tensor(owner)  # (C,)
+        self.slots = torch.tensor([captions.COLOURS.index(c.colour) if c.colour else -1 for c in captions.concepts()])
+
+    def embed(self, model: Any, rng: np.random.Generator) -> Tensor:
+        """(C, embed), not normalised: one random phrasing per template, bound to each colour."""
+        ids = torch.stack([options[rng.integers(len(options))] for options in self.ids])
+        return bind(model.encode_text(ids)[self.owner], self.slots)
+
+
+def tokenizer() -> WordTokenizer:
+    """The tokenizer of the grammar."""
+    return WordTokenizer(captions.vocabulary(), captions.COLOURS)
+
+
 def train_colours(trunk: Trunk, teacher: Teacher, pixels: Tensor, cfg: FitConfig, rng: np.random.Generator) -> Tensor:
     """Teach the names of colours to single pixels, then freeze them. Returns the (N, V, S, G*G) logits of all frames.
 
@@ -144,8 +171,7 @@ def train_model(cfg: FitConfig, frames: Frames, progress_row: Any = None) -> Any
     rng = np.random.default_rng([cfg.seed, 1])
     model: Any = build_model(model_config()).to(memory_format=torch.channels_last)
     torch.nn.init.constant_(model.logit_scale, -np.log(TEMPERATURE_START))
-    targets, tokenizer = make_targets(frames), WordTokenizer(captions.vocabulary())
-    sentences = [tokenizer(captions.phrasings(c)) for c in captions.concepts()]
+    targets, sentences = make_targets(frames), Sentences()
     chances, pixels = sampling_weights(targets), torch.from_numpy(frames.pixels)
     trunk = trunk_of(model)
     teacher = Teacher(frames)
@@ -155,10 +181,9 @@ def train_model(cfg: FitConfig, frames: Frames, progress_row: Any = None) -> Any
     for step in range(cfg.steps):
         _set_rate(optimiser, cfg, step)
         rows = torch.from_numpy(rng.choice(len(frames), cfg.batch_size, p=chances))
-        ids = torch.stack([s[rng.integers(len(s))] for s in sentences])  # one phrasing per concept
         image, seen = trunk.embed(augment(pixels[rows], rng), colours[rows].float())
         image = F.normalize(image, dim=-1)
-        text = F.normalize(model.encode_text(ids), dim=-1)
+        text = F.normalize(sentences.embed(model, rng), dim=-1)
         parts = batch_loss(image @ text.T, model.logit_scale.exp(), targets, rows, cfg.rank_weight)
         hints = teacher.losses(seen, rows)
         parts["loss"] = parts["loss"] + cfg.teacher_weight * torch.stack(list(hints.values())).sum()
@@ -201,7 +226,7 @@ def save_model(model: Any, folder: Path, card: dict[str, Any]) -> None:
     state = {k: _compact(v) for k, v in model.state_dict().items()}
     save_file(state, temporary / "open_clip_model.safetensors")
     (temporary / "open_clip_config.json").write_text(json.dumps(model_config(), indent=1) + "\n")
-    WordTokenizer(captions.vocabulary()).save(temporary)
+    tokenizer().save(temporary)
     (temporary / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     if folder.exists():
         shutil.rmtree(folder)
@@ -250,7 +275,7 @@ def fit(cfg: FitConfig) -> Path:
     model = train_model(cfg, frames, row)
     round_weights(model)
     trained = time.time()
-    clip = wrap(model, WordTokenizer(captions.vocabulary()))
+    clip = wrap(model, tokenizer())
     card = grade(clip, tests)
     card["fit"] = settings | {"render_s": round(rendered - begun, 1), "train_s": round(trained - rendered, 1)}
     save_model(model, folder, card)

@@ -23,11 +23,12 @@ from sims.errors import UserError, unknown_choice
 TRUNK = "simclip_cnn3_64x128"
 VIEW = 64  # side of one view, pixels
 VIEWS = 2  # tiled left to right
-EMBED = 128
+BLOCK = 32  # numbers that describe the things of one colour
 CONTEXT = 20  # tokens of a sentence with its end token
 VOCABULARY = 160  # ids; the end token is the last one because open_clip pools at the highest id
 KEYPOINTS = 2  # taught: fingertip, marker
 SLOTS = 10  # colour words
+EMBED = SLOTS * BLOCK
 CLASSES, NOTHING = 5, 4  # marker, cube, dark button, lit button, nothing
 GRID = 16  # positions per side where the relational head looks
 REACHES = (0.06, 0.15, 0.35)  # widths of the windows around a keypoint, in units of half a view
@@ -110,14 +111,15 @@ class Trunk(nn.Module):
     """Frames (N, 3, 64, 128), two views side by side -> (N, embed), not normalised. The views share convolutions.
 
     One slot per colour word gathers what is known of the things of that colour in both views; the same small network
-    describes every slot, and the image's embedding is the sum of descriptions, each multiplied by its colour's vector.
-    A description learned on green buttons therefore holds for yellow ones.
+    describes every slot, and the image's embedding is the row of these descriptions. What was learned on green buttons
+    therefore holds for yellow ones. Sentences are embedded to match, see :func:`bind`.
     """
 
-    def __init__(
-        self, embed: int = EMBED, wide: int = 32, narrow: int = 64, width: int = 64, hidden: int = 512
-    ) -> None:
+    def __init__(self, embed: int = EMBED, wide: int = 32, narrow: int = 64, width: int = 64) -> None:
         super().__init__()
+        if embed % SLOTS:
+            raise ValueError(f"embed_dim={embed} is not a multiple of the {SLOTS} colour slots")
+        block = embed // SLOTS
         self.stem = nn.Conv2d(3, wide, 6, stride=4, padding=1)
         self.view = nn.Parameter(0.02 * torch.randn(VIEWS, wide, GRID, GRID))
         self.fine = nn.Sequential(ResidualBlock(wide), ResidualBlock(wide))
@@ -126,9 +128,8 @@ class Trunk(nn.Module):
         channels = wide + narrow
         self.heads = nn.ModuleList(RelationalHead(channels, width) for _ in range(VIEWS))
         self.colour, self.kind = PixelColours(), nn.Conv2d(channels, CLASSES, 1)
-        self.direct = nn.Linear(VIEWS * width, embed)
-        self.describe = nn.Sequential(nn.Linear(VIEWS * width, 512), nn.ReLU(), nn.Linear(512, embed, bias=False))
-        self.vectors = nn.Parameter(torch.randn(SLOTS, embed))
+        self.direct = nn.Linear(VIEWS * width, block)
+        self.describe = nn.Sequential(nn.Linear(VIEWS * width, 512), nn.ReLU(), nn.Linear(512, block, bias=False))
 
     def features(self, views: Tensor) -> Tensor:
         """(N*V, 3, 64, 64) -> (N, V, C, G, G): what is where, per view."""
@@ -151,8 +152,8 @@ class Trunk(nn.Module):
         share = colours.softmax(2) * something
         slots = share @ torch.stack(found, dim=1).transpose(2, 3)  # (N, V, S, width)
         both = slots.transpose(1, 2).flatten(2)  # (N, S, V*width)
-        described = self.direct(both) + self.describe(both)  # (N, S, embed)
-        return (described * self.vectors).sum(1), Hints(torch.stack(keypoints, dim=1), colours, kinds)
+        described = self.direct(both) + self.describe(both)  # (N, S, block)
+        return described.flatten(1), Hints(torch.stack(keypoints, dim=1), colours, kinds)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.embed(x, self.colours(x))[0]
@@ -186,38 +187,64 @@ def model_config() -> dict[str, Any]:
     return {"model_cfg": {"embed_dim": EMBED, "vision_cfg": vision, "text_cfg": text}, "preprocess_cfg": preprocess}
 
 
+def bind(text: Tensor, slots: Tensor) -> Tensor:
+    """Put what a sentence says (less its colour word) into the slot of that colour.
+
+    A tensor product of description and colour (Smolensky 1990): (N, embed) text embeddings of which the first block
+    counts, (N,) slots -> (N, embed), zero outside the slot; slot -1 (no colour) fills every slot.
+    """
+    mask = (slots[:, None] == torch.arange(SLOTS, device=slots.device)) | (slots[:, None] < 0)  # (N, S)
+    block = text[:, : text.shape[1] // SLOTS]
+    return (mask[..., None] * block[:, None]).flatten(1)
+
+
 class WordTokenizer:
     """Words to ids; id 0 pads, the last id ends a sentence. Unknown words are an error, never dropped.
 
+    All colour words share one id, so the text tower reads "press the coloured button"; :meth:`slots` tells which.
+
     Args:
-        words: the vocabulary, at most ``size - 2`` words.
+        words: the vocabulary without the colours, at most ``size - 3`` words.
+        colours: the colour words, one per slot.
     """
 
-    def __init__(self, words: Iterable[str], size: int = VOCABULARY, context: int = CONTEXT) -> None:
-        self.words = tuple(words)
+    def __init__(
+        self, words: Iterable[str], colours: Sequence[str], size: int = VOCABULARY, context: int = CONTEXT
+    ) -> None:
+        self.words, self.colours = tuple(words), tuple(colours)
         self.size, self.context = size, context
-        if len(self.words) > size - 2 or len(set(self.words)) != len(self.words):
+        if len(self.words) > size - 3 or len({*self.words, *self.colours}) != len(self.words) + len(self.colours):
             raise ValueError(f"{len(self.words)} words do not fit {size} ids, or repeat")
-        self._ids = {word: i + 1 for i, word in enumerate(self.words)}
+        self._ids = {word: i + 2 for i, word in enumerate(self.words)} | dict.fromkeys(self.colours, 1)
 
     def __call__(self, sentences: Sequence[str] | str) -> Tensor:
         """(N, context) int64. Raises UserError that names an unknown word, or an over-long sentence."""
         batch = [sentences] if isinstance(sentences, str) else list(sentences)
         return torch.stack([self._encode(sentence) for sentence in batch])
 
+    def slots(self, sentences: Sequence[str]) -> Tensor:
+        """(N,) index of the colour each sentence names, -1 for none. Two different colours are a UserError."""
+        out = []
+        for sentence in sentences:
+            named = {word for word in _split(sentence) if word in self.colours}
+            if len(named) > 1:
+                raise UserError(f"sentence '{sentence}' names {len(named)} colours; this model understands one.")
+            out.append(self.colours.index(named.pop()) if named else -1)
+        return torch.tensor(out)
+
     def _encode(self, sentence: str) -> Tensor:
-        found = re.findall(r"[\w']+", sentence.lower())
+        found = _split(sentence)
         if not found or len(found) >= self.context:
             raise UserError(f"sentence '{sentence}' has {len(found)} words; give 1 to {self.context - 1}.")
         for word in found:
             if word not in self._ids:
-                raise unknown_choice("word", word, self.words, f"the sentence '{sentence}'")
+                raise unknown_choice("word", word, self._ids, f"the sentence '{sentence}'")
         ids = [self._ids[word] for word in found] + [self.size - 1]
         return torch.tensor(ids + [0] * (self.context - len(ids)))
 
     def save(self, folder: Path) -> None:
         """Write ``vocab.json`` beside the weights."""
-        data = {"words": self.words, "size": self.size, "context": self.context}
+        data = {"colours": self.colours, "words": self.words, "size": self.size, "context": self.context}
         (folder / "vocab.json").write_text(json.dumps(data, indent=1) + "\n")
 
     @classmethod
@@ -226,8 +253,10 @@ class WordTokenizer:
         path = folder / "vocab.json"
         try:
             data = json.loads(path.read_text())
-            return cls(data["words"], data["size"], data["context"])
+            return cls(data["words"], data["colours"], data["size"], data["context"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} is no vocabulary ({error}). Restore the folder or run `distillery fit`."
-            ) from error
+            raise UserError(f"{path} is no vocabulary ({error}). Restore it or run `distillery fit`.") from error
+
+
+def _split(sentence: str) -> list[str]:
+    return re.findall(r"[\w']+", sentence.lower())

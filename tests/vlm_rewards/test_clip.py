@@ -93,10 +93,26 @@ def test_unknown_word_is_refused_and_named(loaded):
 
 
 def test_tokens_end_with_the_highest_id():
-    tokens = small_clip.WordTokenizer(captions.vocabulary())(["press the red button", "there is a blue cube"])
+    tokens = fitting.tokenizer()(["press the red button", "there is a blue cube"])
     assert tokens.shape == (2, small_clip.CONTEXT)
     assert tokens.max(1).values.tolist() == [small_clip.VOCABULARY - 1] * 2
     assert tokens.argmax(1).tolist() == [4, 5]  # after the words; open_clip pools there
+
+
+def test_colours_share_an_id_and_fill_their_slot():
+    words = fitting.tokenizer()
+    sentences = ["press the red button", "press the yellow button", "reach the marker"]
+    ids = words(sentences)
+    assert torch.equal(ids[0], ids[1])
+    slots = words.slots(sentences)
+    assert slots.tolist() == [captions.COLOURS.index("red"), captions.COLOURS.index("yellow"), -1]
+    text = torch.arange(3 * small_clip.EMBED).reshape(3, -1).float() + 1
+    bound = small_clip.bind(text, slots).unflatten(1, (small_clip.SLOTS, small_clip.BLOCK))
+    assert torch.equal(bound[1, slots[1]], text[1, : small_clip.BLOCK])
+    assert (bound[1].abs().sum(1) > 0).sum() == 1
+    assert torch.equal(bound[2], text[2, : small_clip.BLOCK].expand(small_clip.SLOTS, -1))
+    with pytest.raises(UserError, match="2 colours"):
+        words.slots(["move the red cube to the blue marker"])
 
 
 def test_missing_weights_are_refused(folder, tmp_path):

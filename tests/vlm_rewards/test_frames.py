@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sims.worlds.kinematics import forward
-from vlm_rewards import captions, frames
+from vlm_rewards import captions, frames, states
 from vlm_rewards.captions import COLOURS, UNSEEN
 
 YELLOW = COLOURS.index(UNSEEN[0])
@@ -53,7 +53,7 @@ def test_episodes_are_diverse_and_bounded(drawn):
 
 def test_arm_reaches_its_targets():
     target = np.array([[0.2, 0.05, 0.04], [0.15, -0.15, 0.06]])
-    q = frames.solve_arm(target, np.full(2, -0.95), np.zeros(2), np.full(2, 0.3), np.array([False, True]))
+    q = states.solve_arm(target, np.full(2, -0.95), np.zeros(2), np.full(2, 0.3), np.array([False, True]))
     pose = forward(q)
     assert np.linalg.norm(pose.tip[0] - target[0]) < 0.003
     assert np.linalg.norm(pose.grasp[1] - target[1]) < 0.003
@@ -86,7 +86,7 @@ def test_same_seed_same_frames_and_cache_round_trip(tmp_path):
 
 
 def test_concepts_occur():
-    drawn = frames.render_frames(240, seed=6, mix=dict.fromkeys(frames.MIX, 1.0))
+    drawn = frames.render_frames(240, seed=6, mix=dict.fromkeys(states.MIX, 1.0))
     concepts = [c for c in captions.concepts() if c.positive]
     truth = captions.truth(drawn.facts, concepts)
     for family in captions.FAMILIES:
