@@ -78,7 +78,9 @@ def _reward_model(cfg: TrainConfig, env: Any) -> tuple[Callable[..., Any], dict[
         raise UserError(f"reward={cfg.reward.kind} needs a sentence and {cfg.env} has none: set reward.instruction.")
     model = build_reward(cfg.reward, sentence)
     assert model is not None, "only the task's own reward builds to None"
-    return model.score, {"pixels": tuple(model.cameras), "image_size": model.image_size}
+    # frames that the model will not look at need not be drawn
+    every = {"draw_every": cfg.reward.stride} if cfg.reward.stride > 1 else {}
+    return model.score, {"pixels": tuple(model.cameras), "image_size": model.image_size, **every}
 
 
 def _demonstrations(cfg: TrainConfig, env: Any) -> list[Any]:

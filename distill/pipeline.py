@@ -23,7 +23,11 @@ CLIP_CARD = SHIPPED.parents[1] / "vlm_rewards" / "weights" / "small_clip" / "car
 # specialist -> (options of ``train``, variants it serves, expected seconds on a free core)
 SPECIALISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], float]] = {
     "move": (("env=tabletop/move",), ("move_red", "move_blue"), 180),
-    "press_yellow": (("env=tabletop/press_yellow", "reward=clip", "steps=40000"), ("press_yellow",), 220),
+    "press_yellow": (
+        ("env=tabletop/press_yellow", "reward=clip", "reward.stride=2", "steps=40000"),
+        ("press_yellow",),
+        220,
+    ),
     "lift": (("env=tabletop/lift",), ("lift_red", "lift_blue"), 110),
     "press_green": (("env=tabletop/press_green",), ("press_green",), 60),
     "reach": (("env=tabletop/reach",), ("reach",), 40),

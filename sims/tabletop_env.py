@@ -50,7 +50,8 @@ class TabletopEnv:
         task: name written into the spec.
         split: ``"train"`` or ``"heldout"`` start ranges.  phrasings: the same for sentences.
         fixed_variants: (B,) job of each world, names or indices into ``variants``; default: drawn at every reset.
-        pixels: cameras to draw into the observation, ``image_size`` pixels square.
+        pixels: cameras to draw into the observation, ``image_size`` pixels square. Only every
+            ``draw_every``-th step draws, from the first on; between, the last frames of the episode stand.
         threads: physics threads.  time_limit: actions per episode, default that of the task.
         features: name in ``FEATURES`` for the spec; default the specialist's for one task, else the generalist's.
 
@@ -71,6 +72,7 @@ class TabletopEnv:
         fixed_variants: Sequence[str] | Sequence[int] | np.ndarray | None = None,
         pixels: Sequence[str] = (),
         image_size: int = 64,
+        draw_every: int = 1,
         threads: int = 1,
         time_limit: int | None = None,
         features: str | None = None,
@@ -79,6 +81,9 @@ class TabletopEnv:
         self.variants = tuple(variants)
         self.num_envs, self.device = num_envs, torch.device("cpu")
         self._split, self._cameras, self._image_size = split, tuple(pixels), image_size
+        if draw_every < 1:
+            raise UserError(f"draw_every={draw_every}: must be at least 1.")
+        self._draw_every, self._ticks = draw_every, 0
         self._jobs = [VARIANTS[name] for name in self.variants]
         self._fixed = None if fixed_variants is None else self._indices(fixed_variants)
         self._limits = np.array([time_limit or EPISODE_STEPS[job.task] for job in self._jobs])
@@ -108,6 +113,8 @@ class TabletopEnv:
         self._tracked = np.zeros((count, tracker.OBJECTS_DIM), np.float32)
         self.layouts: list[Layout] = [None] * count  # type: ignore[list-item]
         self._begin(np.arange(count))
+        self._obs: dict[str, Tensor] = {}
+        self._ticks = -2  # the observation of the reset is tick -1, the first step is tick 0 and draws
         self._obs = self._observe()
         return dict(self._obs)
 
@@ -243,7 +250,7 @@ class TabletopEnv:
             objects = np.where(broken[:, None], self._obs["objects"].numpy(), objects)
         obs = {"proprio": torch.from_numpy(proprio), "objects": torch.from_numpy(objects)}
         obs |= {"goal": self._goal, "instruction": self._words}
-        return obs | self._draw(np.arange(self.num_envs))
+        return obs | self._look()
 
     def _proprio(self, rows: np.ndarray | slice) -> np.ndarray:
         """(N, 30) float32, as ``kinematics.proprio`` would compute it from the encoders."""
@@ -267,6 +274,14 @@ class TabletopEnv:
         return {name: obs[name] for name in next_obs}
 
     # -- pictures ---------------------------------------------------------------------------------------------------
+
+    def _look(self) -> dict[str, Tensor]:
+        """Frames of all worlds, or the last ones where this step does not draw."""
+        self._ticks += 1
+        groups = [f"pixels/{c}" for c in self._cameras]
+        if self._ticks % self._draw_every and all(g in self._obs for g in groups):
+            return {g: self._obs[g] for g in groups}
+        return self._draw(np.arange(self.num_envs))
 
     def _draw(self, ids: np.ndarray) -> dict[str, Tensor]:
         return {f"pixels/{c}": self.render(ids, c) for c in self._cameras}
@@ -296,6 +311,7 @@ class TabletopEnv:
         return {
             "seed": self._seed,
             "diverged": self.diverged,
+            "ticks": self._ticks,
             "engine": self._engine.state_dict(),
             "obs": {name: value.clone() for name, value in self._obs.items()},
             **{name.strip("_"): getattr(self, name).copy() for name in self._ARRAYS},
@@ -306,6 +322,7 @@ class TabletopEnv:
         if len(state["steps"]) != self.num_envs:
             raise UserError(f"the saved state has {len(state['steps'])} worlds, this environment {self.num_envs}")
         self._seed, self.diverged = int(state["seed"]), int(state["diverged"])
+        self._ticks = int(state["ticks"])
         self._engine.load_state_dict(state["engine"])
         for name in self._ARRAYS:
             setattr(self, name, np.array(state[name.strip("_")]))

@@ -44,7 +44,7 @@ class ClipReward:
     temperature: float = field(default=0.0, metadata={"help": "softmax temperature; 0 takes the model's own"})
     threshold: float = field(default=0.0, metadata={"help": "success threshold; 0 takes the model's calibration"})
     stride: int = field(default=1, metadata={"help": "score every k-th step of a segment and hold in between"})
-    batch_size: int = field(default=256, metadata={"help": "frames scored at once; the last batch may be smaller"})
+    batch_size: int = field(default=32, metadata={"help": "frames scored at once; the last batch may be smaller"})
     device: str = field(default="cpu", metadata={"help": "torch device of the model"})
 
     def __post_init__(self) -> None:
@@ -68,10 +68,10 @@ class FitConfig:
     """Everything that determines a fitted small CLIP."""
 
     out: str = field(default="runs/fit", metadata={"help": "folder of the model, its card and the progress rows"})
-    frames: int = field(default=12000, metadata={"help": "training frames rendered (two views each)"})
-    eval_frames: int = field(default=2400, metadata={"help": "frames of held-out episodes and looks for the card"})
+    frames: int = field(default=10000, metadata={"help": "training frames rendered (two views each)"})
+    eval_frames: int = field(default=1200, metadata={"help": "frames of held-out episodes and looks for the card"})
     episode: int = field(default=3, metadata={"help": "frames that share one layout, one look and one scripted motion"})
-    steps: int = field(default=900, metadata={"help": "gradient steps; the only bound of training"})
+    steps: int = field(default=600, metadata={"help": "gradient steps; the only bound of training"})
     colour_steps: int = field(default=240, metadata={"help": "steps that first teach the names of colours to pixels"})
     batch_size: int = field(default=128, metadata={"help": "frames per step"})
     learning_rate: float = field(default=1.5e-3, metadata={"help": "peak of AdamW's rate (cosine after a warm-up)"})

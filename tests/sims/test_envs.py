@@ -334,3 +334,22 @@ def test_brax_keeps_ends_limits_and_successors_apart():
     env.step(action)
     env.load_state_dict(state)
     assert same(flat(env.step(action)), flat(wanted))
+
+
+def test_frames_between_are_those_of_the_last_drawn_step_of_the_same_episode() -> None:
+    every, second = (
+        make("tabletop/reach", 2, seed=4, pixels=("front",), image_size=16, draw_every=n, time_limit=3) for n in (1, 2)
+    )
+    start = every.reset(4)["pixels/front"]
+    assert torch.equal(second.reset(4)["pixels/front"], start)
+    action = torch.full((2, 6), 0.1)
+    drawn, held = [start], []
+    for _ in range(5):  # steps 0, 2 and 4 draw; the episode ends with step 2
+        drawn.append(every.step(action).next_obs["pixels/front"])
+        held.append(second.step(action).next_obs["pixels/front"])
+    assert torch.equal(held[0], drawn[1])
+    assert torch.equal(held[1], drawn[1])
+    assert not torch.equal(drawn[2], drawn[1])
+    assert torch.equal(held[2], drawn[3])
+    assert not torch.equal(held[3], drawn[3]), "the frame of an ended episode stood in a new one"
+    assert torch.equal(held[4], drawn[5])
