@@ -44,7 +44,7 @@ def grade(clip: Clip, tests: dict[str, Frames]) -> dict[str, Any]:
         card["sets"][name] = {f: _mean(rows) | {"concepts": rows} for f, rows in families.items() if rows}
     card["calibration"] = {f: calibrate(clip, embedded["seen"], tests["seen"], f) for f in captions.GOALS}
     for name in tests:
-        if name != "seen":
+        if name != "seen" and "press" in card["sets"][name]:  # a very small set may hold no pressed button
             card["sets"][name]["press"]["gate"] = _gate(clip, embedded[name], tests[name], card["calibration"]["press"])
     return card
 

@@ -86,7 +86,7 @@ def test_same_seed_same_frames_and_cache_round_trip(tmp_path):
 
 
 def test_concepts_occur():
-    drawn = frames.render_frames(240, seed=6, mix=dict.fromkeys(states.MIX, 1.0))
+    drawn = frames.render_frames(600, seed=6, mix=dict.fromkeys(states.MIX, 1.0))
     concepts = [c for c in captions.concepts() if c.positive]
     truth = captions.truth(drawn.facts, concepts)
     for family in captions.FAMILIES:
