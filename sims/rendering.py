@@ -1,12 +1,14 @@
 """Offscreen pictures of the tabletop at hundreds of frames a second on a CPU, and random looks.
 
-Needs numpy and MuJoCo only. Draws through EGL on Linux unless ``MUJOCO_GL`` names another library.
+Draws through EGL on Linux unless ``MUJOCO_GL`` names another library.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
+import importlib
 import os
 import sys
 import weakref
@@ -22,6 +24,16 @@ from sims.worlds.predicates import PRESS_DEPTH
 from sims.worlds.tabletop import BUTTONS, CAMERAS
 
 SLOW_FLAGS = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION, mujoco.mjtRndFlag.mjRND_HAZE)
+
+
+def _load_before_gl() -> None:
+    """Import torchvision, where it is installed, before the first graphics context.
+
+    Imported after Mesa's software driver it crashes the process (seen with torchvision 0.29.1 and Mesa 22.3); the other
+    order works. open_clip imports it, so a reward model built after a picture was drawn would be the victim.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torchvision")
 
 
 class SceneRenderer:
@@ -56,6 +68,7 @@ class SceneRenderer:
         vis = self.model.vis
         vis.quality.shadowsize, vis.quality.offsamples = 0, 0
         vis.global_.offwidth, vis.global_.offheight = self.width, self.height
+        _load_before_gl()
         try:
             self._gl = _gl_context(self.width, self.height)
             self._gl.make_current()

@@ -109,7 +109,12 @@ def test_hard_limits_come_last() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=False), min_size=6, max_size=6), max_size=25))
+@given(
+    st.lists(
+        st.lists(st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=False), min_size=6, max_size=6),
+        max_size=25,
+    )
+)
 def test_no_stream_of_actions_breaks_a_limit(stream) -> None:
     gate, driver = fake_gate(bad_actions_to_fault=10**6)
     previous = gate.command.copy()

@@ -1,11 +1,17 @@
 """Pictures: what is where, the lit button, looks that can be undone."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from sims.errors import UserError
 from sims.rendering import SceneRenderer, sample_look
 from sims.worlds import tabletop
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +86,12 @@ def test_two_renderers_do_not_disturb_each_other(renderer, layout):
 def test_unknown_camera(renderer):
     with pytest.raises(UserError, match="unknown camera 'top'"):
         SceneRenderer(tabletop.load_model(), ("top",))
+
+
+def test_libraries_that_clash_with_the_driver_can_be_imported_after_a_picture():
+    """torchvision, first imported after Mesa's driver was loaded, brought the process down without a word."""
+    code = (
+        "from sims.rendering import SceneRenderer; from sims.worlds.tabletop import load_model;"
+        "SceneRenderer(load_model(), ('front',), 16); import torchvision, open_clip"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
