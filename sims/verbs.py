@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
 import signal
 import sys
@@ -117,7 +118,7 @@ def run_verb(verb: Verb, argv: list[str] | None = None) -> int:
             continue
     try:
         if {"-h", "--help"} & set(args):
-            print(help_text(verb))
+            print(help_text(verb), flush=True)
             return 0
         if "--cfg" in args:
             from omegaconf import OmegaConf
@@ -135,6 +136,9 @@ def run_verb(verb: Verb, argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of a pipe, such as head, had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted; the same command resumes", file=sys.stderr)
         return 130

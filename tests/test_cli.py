@@ -133,3 +133,11 @@ def test_list_shows_worlds_and_options(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_doctor_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0, capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    """``distillery train --help | head -1``."""
+    command = f"{sys.executable} -m distill.cli train --help | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == ""
