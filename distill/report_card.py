@@ -8,6 +8,7 @@ from typing import Any
 from distill.report_html import Html, el, fig
 from distill.report_parts import Row, facts, not_run, pairs, section, table, value, words
 
+FOLD = 6  # rows
 NAMES = ("object", "name", "variant", "sentence")  # what tells the rows of a list apart
 SETS = {"seen": "AUROC, new scenes", "unseen": "AUROC, object and task never shown"}
 TERMS = {"auroc": "AUROC", "fpr95": "FPR at recall target", "near_miss": "near misses passed"}
@@ -74,7 +75,16 @@ def _grid(rows: list[Leaf]) -> Html:
         return Html()
     related = [row for row in rows if row[1].keys() & rows[0][1].keys()]
     rest = [row for row in rows if not row[1].keys() & rows[0][1].keys()]
-    return el("div", _table(related), _grid(rest) if rest else None, cls="dense stack")
+    return el("div", _folded(related), _grid(rest) if rest else None, cls="dense stack")
+
+
+def _folded(rows: list[Leaf]) -> list[Html]:
+    """Means in the open; where many single rows stand below them, those are folded away."""
+    means = [row for row in rows if len(row[0]) <= 2]
+    single = [row for row in rows if len(row[0]) > 2]
+    if not means or len(single) <= FOLD:
+        return [_table(rows)]
+    return [_table(means), el("details", el("summary", f"Every object: {len(single)} rows"), _table(single))]
 
 
 def _table(rows: list[Leaf]) -> Html:

@@ -152,7 +152,11 @@ def chain(summary: Summary) -> Html:
     seen = next((axis["all"] for axis in generalist.get("axes", []) if axis["axis"] == "seen"), None)
     size, steps, episodes = generalist.get("parameters"), counts["env_steps"], data.get("total_episodes")
     frames, rate, trained = data.get("total_frames"), counts["steps_per_s"], counts["specialists"]
-    taught = ["rewarded by the task", counts["from_sentence"] and " or by a sentence", ", helped by demonstrations"]
+    taught = [
+        "rewarded by the task",
+        " or by a sentence" if counts["from_sentence"] else None,
+        ", helped by demonstrations",
+    ]
     links = [
         _link("Simulation", steps and fig(steps, short(steps)), "environment steps"),
         _link("Specialists", trained and fig(trained), taught),

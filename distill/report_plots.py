@@ -88,7 +88,15 @@ def _percent_axis(top: float, bottom: float) -> Html:
 def _range_axis(bounds: Span, span: Span) -> Html:
     marks = [el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=span[1], y2=span[1], cls="grid")]
     for value, y in zip(bounds, (span[1], span[0] + 4)):
-        marks.append(el("text", f"{value:.2g}".replace("-", "−"), x=LEFT - 6, y=y + 2, text_anchor="end"))
+        marks.append(
+            el(
+                "text",
+                (f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}").replace("-", "−"),
+                x=LEFT - 6,
+                y=y + 2,
+                text_anchor="end",
+            )
+        )
     return el("g", marks, cls="axis")
 
 

@@ -60,7 +60,7 @@ def _specialist(row: Row) -> Html:
     steps, seconds = row["steps"], row["seconds"]
     training = [
         row["algorithm"] or "–",
-        row["demonstrations"] and el("span", fig(row["demonstrations"]), " demonstrations", cls="sub"),
+        el("span", fig(row["demonstrations"]), " demonstrations", cls="sub") if row["demonstrations"] else None,
         steps and el("span", fig(steps, short(steps)), " steps", cls="sub"),
         seconds and el("span", duration(seconds), cls="sub"),
     ]
