@@ -42,7 +42,7 @@ def test_fit_writes_model_card_and_progress(run):
     assert [r["step"] for r in rows] == [1, 3, 4]
     assert {"stage", "total", "steps_per_s", "loss", "contrast", "rank", "spots", "kind"} <= rows[0].keys()
     card = json.loads((folder / "card.json").read_text())
-    assert {"seen", "unseen", "unseen_plain"} == card["sets"].keys()
+    assert {"seen", "seen_cubes", "unseen", "unseen_plain"} == card["sets"].keys()
 
 
 def test_fit_is_deterministic_and_depends_on_its_seed(run):
