@@ -24,7 +24,7 @@ CLIP_CARD = SHIPPED.parents[1] / "vlm_rewards" / "weights" / "small_clip" / "car
 SPECIALISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], float]] = {
     "move": (("env=tabletop/move",), ("move_red", "move_blue"), 180),
     "press_yellow": (
-        ("env=tabletop/press_yellow", "reward=clip", "reward.stride=2", "utd=0.25", "steps=40000"),
+        ("env=tabletop/press_yellow", "reward=clip", "reward.stride=2", "utd=0.25", "steps=56000"),
         ("press_yellow",),
         220,
     ),
