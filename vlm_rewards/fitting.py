@@ -225,6 +225,7 @@ def save_model(model: Any, folder: Path, card: dict[str, Any]) -> None:
     temporary.mkdir(parents=True)
     state = {k: _compact(v) for k, v in model.state_dict().items()}
     save_file(state, temporary / "open_clip_model.safetensors")
+    (temporary / "open_clip_model.safetensors").chmod(0o644)  # safetensors makes it private; packages are shared
     (temporary / "open_clip_config.json").write_text(json.dumps(model_config(), indent=1) + "\n")
     tokenizer().save(temporary)
     (temporary / "card.json").write_text(json.dumps(card, indent=1) + "\n")
