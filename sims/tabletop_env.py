@@ -113,8 +113,8 @@ class TabletopEnv:
         self._tracked = np.zeros((count, tracker.OBJECTS_DIM), np.float32)
         self.layouts: list[Layout] = [None] * count  # type: ignore[list-item]
         self._begin(np.arange(count))
-        self._obs: dict[str, Tensor] = {}
-        self._ticks = -2  # the observation of the reset is tick -1, the first step is tick 0 and draws
+        self._obs: dict[str, Tensor] = {}  # its frames are drawn anew
+        self._ticks = -2  # the reset is tick -1, the first step is tick 0 and draws
         self._obs = self._observe()
         return dict(self._obs)
 

@@ -84,7 +84,8 @@ def test_every_option_of_every_group_composes(name: str) -> None:
     required = {"evaluate": ["policy=scripted"], "film": ["specialists.all=scripted"], "distill": ["rounds=0"]}
     for group in v.groups:
         for file in (config_dir() / group).glob("*.yaml"):
-            compose(v, [f"{group}={file.stem}", *required.get(name, [])])
+            config = compose(v, [f"{group}={file.stem}", *required.get(name, [])])
+            assert isinstance(getattr(config, group), tuple(v.groups[group].values())), file.name
 
 
 @pytest.mark.parametrize("prefix", ["", "+"])

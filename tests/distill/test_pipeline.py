@@ -33,7 +33,7 @@ def test_every_stage_is_a_command_that_its_verb_accepts(
 ) -> None:
     for stage in chain(name, tmp_path, monkeypatch):
         verb = importlib.import_module(stage.argv[0]).VERB
-        compose(verb, list(stage.argv[1:]))
+        assert isinstance(compose(verb, list(stage.argv[1:])), verb.schema)
 
 
 @pytest.mark.parametrize("name", pipeline.CHAINS)
