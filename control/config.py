@@ -14,16 +14,42 @@ from vlm_rewards.config import EnvReward
 
 @dataclass
 class AlgoConfig:
+    """What every learner shares. ``None``: the environment's own value (``configs/settings``)."""
+
+    name: str = field(default="", metadata={"help": "which learner"})
+    gamma: float | None = field(default=None, metadata={"help": "discount per step; null: the task's own, else 0.99"})
+    lr: float | None = field(default=None, metadata={"help": "Adam's rate, actor and critics; null: task's, else 3e-4"})
+    width: int | None = field(default=None, metadata={"help": "units per hidden layer; null: the task's, else 128"})
+    depth: int = field(default=2, metadata={"help": "hidden layers"})
+    activation: str = field(default="relu", metadata={"help": "relu, gelu or tanh"})
+    normalize: bool = field(default=False, metadata={"help": "running normalisation of the features"})
+    update: str = field(
+        default="fused", metadata={"help": "fused: backward by hand, CUDA graph on CUDA; autograd: its plain twin"}
+    )
+    precision: str = field(
+        default="float32", metadata={"help": "of the matrix products: float32, or bfloat16 (faster, less exact)"}
+    )
+
+    def __post_init__(self) -> None:
+        _require("algo.gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= 1, "between 0 and 1")
+        _require("algo.lr", self.lr, self.lr is None or self.lr > 0, "above 0")
+        _require("algo.width", self.width, self.width is None or self.width >= 1, "at least 1")
+        _require("algo.depth", self.depth, self.depth >= 1, "at least 1")
+        _require("algo.activation", self.activation, self.activation in ("relu", "gelu", "tanh"), "relu, gelu or tanh")
+        _require("algo.update", self.update, self.update in ("fused", "autograd"), "fused or autograd")
+        known = ("float32", "bfloat16")
+        _require("algo.precision", self.precision, self.precision in known, "float32 or bfloat16")
+
+
+@dataclass
+class OffPolicyConfig(AlgoConfig):
     """What SAC and DSAC-T share. The defaults are those of the tabletop trials (``budget``)."""
 
-    name: str = field(default="", metadata={"help": "which learner: sac or dsact"})
-    gamma: float | None = field(default=None, metadata={"help": "discount per step; null: the task's own, else 0.99"})
     tau: float | None = field(
         default=None, metadata={"help": "share of new weights in the targets; null: task's, else 0.005"}
     )
-    lr: float | None = field(default=None, metadata={"help": "Adam's rate, actor and critics; null: task's, else 3e-4"})
     lr_alpha: float = field(default=3e-4, metadata={"help": "learning rate of log alpha (Adam)"})
-    alpha: float = field(default=0.05, metadata={"help": "initial entropy weight"})
+    alpha: float | None = field(default=None, metadata={"help": "initial entropy weight; null: the task's, else 0.05"})
     target_entropy: float | None = field(default=None, metadata={"help": "nats in the unit box; null: minus |A|"})
     actor_average: float = field(
         default=0.005,
@@ -35,35 +61,42 @@ class AlgoConfig:
     warmup_steps: int = field(default=1_000, metadata={"help": "environment steps before the first update"})
     random_warmup: bool = field(default=True, metadata={"help": "warm up with uniform actions, else with the policy"})
     buffer_size: int = field(default=1_000_000, metadata={"help": "transitions kept in replay"})
-    width: int = field(default=128, metadata={"help": "units per hidden layer"})
-    depth: int = field(default=2, metadata={"help": "hidden layers"})
-    activation: str = field(default="relu", metadata={"help": "relu or gelu"})
-    critic_layer_norm: bool = field(default=True, metadata={"help": "LayerNorm in the critics (RLPD needs it)"})
+    critic_layer_norm: bool | None = field(
+        default=None, metadata={"help": "LayerNorm in the critics (RLPD needs it); null: the task's, else true"}
+    )
     log_std_min: float = field(default=-10.0, metadata={"help": "lower clamp of the policy's log standard deviation"})
     log_std_max: float = field(default=2.0, metadata={"help": "upper clamp of the policy's log standard deviation"})
-    normalize: bool = field(default=False, metadata={"help": "running normalisation of the features"})
+    privileged: bool = field(default=False, metadata={"help": "critics also see the group privileged; the actor not"})
 
     def __post_init__(self) -> None:
-        _require("algo.gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= 1, "between 0 and 1")
+        super().__post_init__()
         _require("algo.tau", self.tau, self.tau is None or 0 < self.tau <= 1, "in (0, 1]")
-        _require("algo.lr", self.lr, self.lr is None or self.lr > 0, "above 0")
         _require("algo.actor_average", self.actor_average, 0 < self.actor_average <= 1, "in (0, 1]")
-        _require("algo.alpha", self.alpha, self.alpha > 0, "above 0")
-        for name in ("policy_delay", "batch_size", "n_step", "buffer_size", "width", "depth"):
+        _require("algo.alpha", self.alpha, self.alpha is None or self.alpha > 0, "above 0")
+        for name in ("policy_delay", "batch_size", "n_step", "buffer_size"):
             _require(f"algo.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _require("algo.activation", self.activation, self.activation in ("relu", "gelu"), "relu or gelu")
         _require("algo.log_std_min", self.log_std_min, self.log_std_min < self.log_std_max, "below algo.log_std_max")
 
 
 @dataclass
-class SACConfig(AlgoConfig):
+class SACConfig(OffPolicyConfig):
     """Soft actor-critic (Haarnoja et al., arXiv 1812.05905)."""
 
     name: str = field(default="sac", metadata={"help": "fixed: sac"})
+    critics: int = field(default=2, metadata={"help": "size of the critic ensemble (10 in RLPD)"})
+    target_critics: int = field(
+        default=2, metadata={"help": "critics drawn at random for each target, of which the least counts"}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require("algo.critics", self.critics, self.critics >= 1, "at least 1")
+        good = 1 <= self.target_critics <= self.critics
+        _require("algo.target_critics", self.target_critics, good, f"between 1 and algo.critics={self.critics}")
 
 
 @dataclass
-class DSACTConfig(AlgoConfig):
+class DSACTConfig(OffPolicyConfig):
     """DSAC-T (Duan et al., arXiv 2310.05858)."""
 
     name: str = field(default="dsact", metadata={"help": "fixed: dsact"})
@@ -144,13 +177,13 @@ TASK_SETTINGS: dict[str, dict[str, float]] = {
     "lift": {"gamma": 0.97, "demos": 32, **FAST},  # without: the policy tilts a grasped cube and never lifts it
     "move": {"gamma": 0.98, "demos": 47, **FAST},  # grasp and drag takes the longest
 }
-DEFAULT_SETTINGS = {"gamma": 0.99, "tau": 0.005, "lr": 3e-4}
+DEFAULT_SETTINGS = {"gamma": 0.99, "tau": 0.005, "lr": 3e-4, "alpha": 0.05, "critic_layer_norm": True, "width": 128}
 
 
 def with_defaults(algo: AlgoConfig, task: Mapping[str, float] | None = None) -> Any:
     """A copy in which ``gamma``, ``tau`` and ``lr`` are numbers: given, else the task's, else the default."""
     settings = DEFAULT_SETTINGS | dict(task or {})
-    missing = {k: settings[k] for k in DEFAULT_SETTINGS if getattr(algo, k) is None}
+    missing = {k: settings[k] for k in DEFAULT_SETTINGS if getattr(algo, k, 0) is None}
     return dataclasses.replace(algo, **missing)
 
 

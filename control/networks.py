@@ -13,9 +13,11 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+from control.normalizer import RunningNormalizer
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,18 @@ def actor_mlp(obs_dim: int, act_dim: int, width: int, depth: int, activation: st
     return MLP(1, (obs_dim, *[width] * depth, 2 * act_dim), False, activation)
 
 
-def twin_critic_mlp(
-    obs_dim: int, act_dim: int, outputs: int, width: int, depth: int, activation: str, layer_norm: bool
+def critic_mlp(
+    obs_dim: int,
+    act_dim: int,
+    outputs: int,
+    width: int,
+    depth: int,
+    activation: str,
+    layer_norm: bool,
+    members: int = 2,
 ) -> MLP:
-    """Features and action -> ``outputs`` per critic, two critics."""
-    return MLP(2, (obs_dim + act_dim, *[width] * depth, outputs), layer_norm, activation)
+    """Features and action -> ``outputs`` per critic, ``members`` critics."""
+    return MLP(members, (obs_dim + act_dim, *[width] * depth, outputs), layer_norm, activation)
 
 
 def mean_log_std(output: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
@@ -106,26 +115,59 @@ def mean_log_std(output: Tensor, low: float, high: float) -> tuple[Tensor, Tenso
     return mean, log_std.clamp(low, high)
 
 
-def adam(theta: Tensor, lr: float) -> torch.optim.Adam:
-    """Fused Adam over one flat vector: one kernel a step."""
-    return torch.optim.Adam([theta], lr=lr, fused=True)
+class Adam:
+    """Fused Adam (Kingma & Ba, arXiv 1412.6980) over one flat vector: one kernel a step.
+
+    A step with a gradient that is not finite changes nothing and is counted in ``skipped``, without asking the host.
+    """
+
+    def __init__(self, theta: Tensor, lr: float) -> None:
+        on_device = theta.is_cuda  # the step count, too: a CUDA graph cannot see a count on the host
+        self.theta = theta
+        self.optimizer = torch.optim.Adam([theta], lr=lr, fused=True, capturable=on_device)
+        self.state = self.optimizer.state[theta]
+        self.state["step"] = torch.zeros((), device=theta.device)
+        self.state["exp_avg"], self.state["exp_avg_sq"] = torch.zeros_like(theta), torch.zeros_like(theta)
+        self.skipped = torch.zeros((), device=theta.device)
+
+    def descend(self, loss: Tensor) -> None:
+        """One step down the gradient of ``loss`` with respect to this vector alone."""
+        (self.theta.grad,) = torch.autograd.grad(loss, self.theta)
+        self.step()
+
+    def step(self) -> None:
+        """One step down ``theta.grad``."""
+        assert self.theta.grad is not None
+        found = torch.isfinite(self.theta.grad.sum()).logical_not().float()  # a sum is not finite if a term is not
+        self.optimizer.found_inf = found
+        self.optimizer.step()
+        self.skipped += found
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {**self.state, "skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """In place: captured graphs keep their addresses."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
 
 
-def descend(optimizer: torch.optim.Adam, theta: Tensor, loss: Tensor) -> None:
-    """One step of ``theta`` alone down the gradient of ``loss``."""
-    (theta.grad,) = torch.autograd.grad(loss, theta)
-    optimizer.step()
+class GreedyActor(nn.Module):
+    """Raw features (B, F) -> greedy unit action (B, A): what a squashed Gaussian's learner exports."""
 
+    shift: Tensor
+    scale: Tensor
 
-def adam_state(optimizer: torch.optim.Adam) -> dict[str, Tensor]:
-    """Moments and step count of an optimiser of one vector; empty before its first step."""
-    (theta,) = optimizer.param_groups[0]["params"]
-    return dict(optimizer.state.get(theta, {}))
+    def __init__(self, mlp: MLP, theta: Tensor, normalizer: RunningNormalizer) -> None:
+        super().__init__()
+        self.mlp, self.features = mlp, mlp.sizes[0]
+        parts = mlp.split(theta.detach().cpu().clone())
+        self.weights = nn.ParameterList([nn.Parameter(p.clone(), requires_grad=False) for p in parts])
+        self.normalize = normalizer.enabled
+        self.register_buffer("shift", normalizer.shift[: self.features].cpu().clone())
+        self.register_buffer("scale", normalizer.scale[: self.features].cpu().clone())
 
-
-def load_adam_state(optimizer: torch.optim.Adam, state: Mapping[str, Tensor]) -> None:
-    """Inverse of :func:`adam_state`."""
-    (theta,) = optimizer.param_groups[0]["params"]
-    optimizer.state[theta] = {k: v.clone() if k == "step" else v.to(theta).clone() for k, v in state.items()}
-    if not state:
-        del optimizer.state[theta]
+    def forward(self, x: Tensor) -> Tensor:
+        if self.normalize:
+            x = ((x - self.shift) * self.scale).clamp(-10, 10)
+        return self.mlp.forward(list(self.weights), x)[0].chunk(2, -1)[0].tanh()

@@ -38,10 +38,11 @@ class RunningNormalizer:
         self._refresh()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """(..., F) -> (..., F) float32, clipped to +-10."""
+        """(..., F) -> (..., F) float32, clipped to +-10; fewer columns than F are taken for the first ones."""
         if not self.enabled:
             return rows
-        return ((rows - self.shift) * self.scale).clamp(-10, 10)
+        size = rows.shape[-1]
+        return ((rows - self.shift[:size]) * self.scale[:size]).clamp(-10, 10)
 
     def _refresh(self) -> None:
         variance = torch.where(self.count > 1, self.m2 / self.count.clamp(min=1), torch.ones_like(self.m2))

@@ -9,30 +9,37 @@ from torch import tensor
 from control.config import DSACTConfig, SACConfig, dsact_paper
 from control.distributions import sample_squashed, squashed_log_prob
 from control.dsact import DSACT, running, smaller_mean
+from control.dsact import critic_grad as dsact_critic_grad
 from control.dsact import critic_loss as dsact_critic_loss
 from control.normalizer import RunningNormalizer
-from control.sac import SAC, alpha_loss, soft_target
+from control.sac import SAC, alpha_grad, alpha_loss, soft_target
 from control.types import Transition
 
 
 def test_expected_value_substitution_uses_the_mean_target_for_q_and_the_clipped_sample_for_sigma():
     # one transition, critics identical: Q=1, sigma=2, y_q=3, y_z=20, bound=6, omega=4, epsilon=0
-    q = tensor([[1.0], [1.0]], requires_grad=True)
-    sigma = tensor([[2.0], [2.0]], requires_grad=True)
+    q, sigma = tensor([[1.0], [1.0]]), tensor([[2.0], [2.0]])
     bound, omega = torch.full((2, 1), 6.0), torch.full((2, 1), 4.0)
-    dsact_critic_loss(q, sigma, tensor([3.0]), tensor([20.0]), bound, omega, 0.0).backward()
+    grad_q, grad_sigma = dsact_critic_grad(q, sigma, tensor([3.0]), tensor([20.0]), bound, omega, 0.0)
     # dQ: omega (Q - y_q) / sigma^2 = 4 * (1-3) / 4 = -2: the sample 20 does not enter
-    assert q.grad.flatten().tolist() == pytest.approx([-2.0, -2.0])
+    assert grad_q.flatten().tolist() == pytest.approx([-2.0, -2.0])
     # dsigma: y_z clipped to 1+6=7, omega (sigma^2 - 36) / sigma^3 = 4 * (4-36) / 8 = -16
-    assert sigma.grad.flatten().tolist() == pytest.approx([-16.0, -16.0])
+    assert grad_sigma.flatten().tolist() == pytest.approx([-16.0, -16.0])
 
 
 def test_epsilon_enters_scale_and_divisors():
-    q, sigma = tensor([[1.0], [1.0]], requires_grad=True), tensor([[1.0], [1.0]], requires_grad=True)
     one = torch.ones(2, 1)
-    dsact_critic_loss(q, sigma, tensor([2.0]), tensor([2.0]), 9 * one, one, 0.1).backward()
-    assert q.grad[0].item() == pytest.approx(1.1 * -1 / 1.1)
-    assert sigma.grad[0].item() == pytest.approx(0.0)  # sigma^2 = 1 = (Q - y_z)^2
+    grad_q, grad_sigma = dsact_critic_grad(one, one, tensor([2.0]), tensor([2.0]), 9 * one, one, 0.1)
+    assert grad_q[0].item() == pytest.approx(1.1 * -1 / 1.1)
+    assert grad_sigma[0].item() == pytest.approx(0.0)  # sigma^2 = 1 = (Q - y_z)^2
+
+
+def test_the_surrogate_has_the_gradient_of_the_objective_averaged_over_the_batch():
+    q, sigma = torch.randn(2, 4, requires_grad=True), torch.rand(2, 4).add(0.5).requires_grad_()
+    grad_q, grad_sigma = torch.randn(2, 4), torch.randn(2, 4)
+    dsact_critic_loss(q, sigma, grad_q, grad_sigma).backward()
+    assert torch.allclose(q.grad, grad_q / 4)
+    assert torch.allclose(sigma.grad, grad_sigma / 4)
 
 
 def test_twin_value_distribution_picks_per_transition():
@@ -117,6 +124,7 @@ def test_alpha_rises_when_entropy_is_below_its_target():
     log_alpha = tensor([0.0], requires_grad=True)
     alpha_loss(log_alpha, tensor([5.0]), target_entropy=-3.0).backward()  # entropy -5 < -3
     assert log_alpha.grad.item() == pytest.approx(-2.0)  # descent raises log alpha
+    assert alpha_grad(tensor(-5.0), -3.0).tolist() == log_alpha.grad.tolist()
 
 
 @pytest.mark.parametrize(("learner", "cfg"), [(SAC, SACConfig(gamma=0.9)), (DSACT, DSACTConfig(gamma=0.9))])
