@@ -85,9 +85,9 @@ class DSACT:
         return dict(self._metrics)
 
     def _update(self, batch: Transition, with_actor: bool) -> dict[str, Tensor]:
-        q, sigma = self._gradients.critic_gradient(batch)
+        loss, q, sigma = self._gradients.critic_gradient(batch)
         self.optimizers["critic"].step()
-        metrics = {"q": q.mean(), "sigma": sigma.mean()}
+        metrics = {"critic_loss": loss, "q": q.mean(), "sigma": sigma.mean()}
         if with_actor:
             metrics |= self._update_actor(batch.obs)
             self.theta_target.lerp_(self.theta, self.cfg.tau)
@@ -103,8 +103,8 @@ class DSACT:
         self.optimizers["alpha"].step()
         return {"actor_loss": loss, "entropy": entropy, "alpha": alpha}
 
-    def critic_gradient(self, batch: Transition) -> tuple[Tensor, Tensor]:
-        """Writes ``theta_critic.grad``; returns mean and deviation, (2, N) each."""
+    def critic_gradient(self, batch: Transition) -> tuple[Tensor, Tensor, Tensor]:
+        """Writes ``theta_critic.grad``; returns the surrogate loss, and mean and deviation, (2, N) each."""
         with torch.no_grad():
             mean, log_std = self._policy(self.theta_actor_target, batch.next_obs)
             action, log_prob = sample_squashed(mean, log_std, self._noise(*mean.shape))
@@ -112,7 +112,7 @@ class DSACT:
         q, sigma = self._value(self.theta_critic, batch.obs, batch.action)  # (2, N) each
         loss = critic_loss(q, sigma, *critic_grad(q.detach(), sigma.detach(), y_q, y_z, *self.statistics(sigma)))
         (self.theta_critic.grad,) = torch.autograd.grad(loss, self.theta_critic)
-        return q.detach(), sigma.detach()
+        return loss.detach(), q.detach(), sigma.detach()
 
     def actor_gradient(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Writes ``theta_actor.grad``; returns the loss and (N,) log densities."""
@@ -200,7 +200,7 @@ class _Passes:
         self.w_critic_target = Weights(learner.critic, learner.theta_critic_target, dtype, trained=False)
 
     @torch.no_grad()
-    def critic_gradient(self, batch: Transition) -> tuple[Tensor, Tensor]:
+    def critic_gradient(self, batch: Transition) -> tuple[Tensor, Tensor, Tensor]:
         learner, nets, n = self.learner, self.nets, batch.obs.shape[0]
         nets.prepare(n, (self.w_actor, self.w_critic, self.w_actor_target, self.w_critic_target))
         action, log_prob = nets.sample(self.w_actor_target, batch.next_obs, learner._noise(n, learner.act_dim))
@@ -209,9 +209,10 @@ class _Passes:
         q, raw = nets.value(self.w_critic, batch.obs, batch.action).unbind(-1)
         sigma = F.softplus(raw)
         grad_q, grad_sigma = critic_grad(q, sigma, y_q, y_z, *learner.statistics(sigma))
+        loss = critic_loss(q, sigma, grad_q, grad_sigma)
         grad_raw = grad_sigma.mul_(raw.sigmoid())  # the slope of softplus
         nets.critic_backward(self.w_critic, torch.stack([grad_q, grad_raw], -1).div_(n))
-        return q, sigma
+        return loss, q, sigma
 
     @torch.no_grad()
     def actor_gradient(self, obs: Tensor) -> tuple[Tensor, Tensor]:
