@@ -23,7 +23,7 @@ from control.fused import FusedActorCritic, Weights
 from control.graphs import Graphed
 from control.networks import Adam, GreedyActor, actor_mlp, critic_mlp, mean_log_std
 from control.normalizer import RunningNormalizer
-from control.sac import actor_loss, alpha_grad, normalized, pessimistic_grad, skipped, soft_target
+from control.sac import actor_loss, alpha_grad, normalized, pessimistic_grad, soft_target
 from control.types import Transition
 
 
@@ -58,10 +58,11 @@ class DSACT:
         self.log_alpha = torch.tensor([cfg.alpha], device=device).log().requires_grad_()
         self.sigma_mean = torch.full((2, 1), torch.nan, device=device)  # running E[sigma]; nan before the first batch
         self.sigma_square = torch.full((2, 1), torch.nan, device=device)  # running E[sigma^2]
+        self.skipped = torch.zeros((), device=device)  # steps left out because a gradient was not finite
         self.optimizers = {
-            "actor": Adam(self.theta_actor, cfg.lr),
-            "critic": Adam(self.theta_critic, cfg.lr),
-            "alpha": Adam(self.log_alpha, cfg.lr_alpha),
+            "actor": Adam(self.theta_actor, cfg.lr, skipped=self.skipped),
+            "critic": Adam(self.theta_critic, cfg.lr, skipped=self.skipped),
+            "alpha": Adam(self.log_alpha, cfg.lr_alpha, skipped=self.skipped),
         }
         self.normalizer = RunningNormalizer(obs_dim, device, cfg.normalize)
         self.generator = torch.Generator(device).manual_seed(seed + 1)
@@ -91,7 +92,7 @@ class DSACT:
         if with_actor:
             metrics |= self._update_actor(batch.obs)
             self.theta_target.lerp_(self.theta, self.cfg.tau)
-        return metrics | {"skipped": skipped(self.optimizers)}
+        return metrics | {"skipped": self.skipped}
 
     def _update_actor(self, obs: Tensor) -> dict[str, Tensor]:
         loss, log_prob = self._gradients.actor_gradient(obs)
@@ -204,14 +205,15 @@ class _Passes:
         learner, nets, n = self.learner, self.nets, batch.obs.shape[0]
         nets.prepare(n, (self.w_actor, self.w_critic, self.w_actor_target, self.w_critic_target))
         action, log_prob = nets.sample(self.w_actor_target, batch.next_obs, learner._noise(n, learner.act_dim))
-        q, raw = nets.value(self.w_critic_target, batch.next_obs, action).unbind(-1)  # (2, N) each
+        q, raw = nets.value(self.w_critic_target, None, action).unbind(-1)  # (2, N) each
         y_q, y_z = learner.targets(batch, q, F.softplus(raw), log_prob)
         q, raw = nets.value(self.w_critic, batch.obs, batch.action).unbind(-1)
         sigma = F.softplus(raw)
         grad_q, grad_sigma = critic_grad(q, sigma, y_q, y_z, *learner.statistics(sigma))
         loss = critic_loss(q, sigma, grad_q, grad_sigma)
         grad_raw = grad_sigma.mul_(raw.sigmoid())  # the slope of softplus
-        nets.critic_backward(self.w_critic, torch.stack([grad_q, grad_raw], -1).div_(n))
+        nets.critic.grad_output.copy_(torch.stack([grad_q, grad_raw], -1).div_(n))
+        nets.critic_backward(self.w_critic)
         return loss, q, sigma
 
     @torch.no_grad()
@@ -219,11 +221,12 @@ class _Passes:
         learner, nets, n = self.learner, self.nets, obs.shape[0]
         nets.prepare(n, (self.w_critic,))
         action, log_prob = nets.sample(self.w_actor, obs, learner._noise(n, learner.act_dim))
-        q = nets.value(self.w_critic, obs, action)[..., 0]  # (2, N)
-        alpha = learner.log_alpha.exp()
-        grad_q = pessimistic_grad(q).div_(n)
-        nets.actor_backward(self.w_actor, self.w_critic, torch.stack([grad_q, torch.zeros_like(q)], -1), alpha)
-        return actor_loss(q.amin(0), log_prob, alpha), log_prob
+        q = nets.value(self.w_critic, None, action)[..., 0]  # (2, N)
+        alpha, least = learner.log_alpha.exp(), q.amin(0)
+        grad_output = nets.critic.grad_output.zero_()  # sigma has no part in the actor's loss
+        grad_output[..., 0] = pessimistic_grad(q, least).div_(n)
+        nets.actor_backward(self.w_actor, self.w_critic, alpha)
+        return actor_loss(least, log_prob, alpha), log_prob
 
 
 def smaller_mean(q: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """Forward and backward passes written by hand, into buffers that are made once: the fast twin of autograd on a CPU.
 
 An update of small networks spends half its time outside matrix products: allocation, autograd's graph, gradients that
-nobody reads. Here a network's activations and gradients live in preallocated buffers, and a backward pass computes what
-it is asked for. The plain versions in ``sac.py`` and ``dsact.py`` are the oracle of the tests.
+nobody reads, views that are made again and again. Here activations, gradients and every view of them are made once,
+and a backward pass computes what it is asked for. The plain versions in ``sac.py`` and ``dsact.py`` are the oracle of
+the tests.
 """
 
 from __future__ import annotations
@@ -20,74 +21,131 @@ EPS_LAYER_NORM = 1e-5  # torch's default, as in F.layer_norm
 aten = torch.ops.aten
 
 
+class Weights:
+    """A parameter vector with its gradient: float32 masters, and copies in the precision of the products."""
+
+    def __init__(self, mlp: MLP, theta: Tensor, dtype: torch.dtype = torch.float32, trained: bool = True) -> None:
+        step = 4 if mlp.layer_norm else 2
+        self.theta, self.low = theta.detach(), None if dtype == torch.float32 else theta.detach().to(dtype)
+        parts = mlp.split(self.theta if self.low is None else self.low)
+        self.layers = [parts[i : i + step] for i in range(0, len(parts), step)]
+        self.weight_t = [layer[0].transpose(1, 2) for layer in self.layers]  # (E, out, in)
+        self.columns = _columns(parts[-2])
+        self.grad = self.low_grad = None
+        if trained:
+            self.grad = theta.grad = torch.zeros_like(self.theta)
+            self.low_grad = self.grad if self.low is None else torch.zeros_like(self.low)
+            grads = mlp.split(self.low_grad)
+            self.grads = [grads[i : i + step] for i in range(0, len(grads), step)]
+            self.grad_columns = _columns(grads[-2])
+
+    def refresh(self) -> None:
+        """Follow the masters; free in float32, where they are the same memory."""
+        if self.low is not None:
+            self.low.copy_(self.theta)
+
+    def publish(self) -> None:
+        """Give the gradient to the optimiser; free in float32."""
+        if self.low is not None and self.grad is not None and self.low_grad is not None:
+            self.grad.copy_(self.low_grad)
+
+
 class Backprop:
     """One perceptron (E members) for batches of N rows.
 
     Args:
         mlp: its shape.
         n: N.
-        dtype: of activations and gradients; the parts and inputs given must have it.
+        dtype: of activations and gradients; weights and inputs given must have it.
+
+    Attributes:
+        output: (E, N, O) what :meth:`forward` wrote last.
+        grad_output: (E, N, O) to be filled with dL/d(output) before :meth:`backward`.
     """
 
     def __init__(
         self, mlp: MLP, n: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
-        self.mlp, self.step = mlp, 4 if mlp.layer_norm else 2
+        self.mlp = mlp
         shapes = [(mlp.members, n, size) for size in mlp.sizes[1:]]
+        hidden = len(shapes) - 1
 
         def buffers(count: int) -> list[Tensor]:
-            return [torch.empty(shape, device=device, dtype=dtype) for shape in shapes[:count]]
+            return [torch.zeros(shape, device=device, dtype=dtype) for shape in shapes[:count]]
 
-        hidden = len(shapes) - 1
         self.product = buffers(hidden + 1)  # h W + b of every layer; the last one is the output
         # what the activation gives; ReLU needs only its output on the way back and works in place
-        in_place = mlp.activation == "relu" and not mlp.layer_norm
-        self.hidden = self.product[:hidden] if in_place else buffers(hidden)
-        self.normed = buffers(hidden) if mlp.layer_norm else []
-        self.scaled = self.hidden if mlp.activation == "relu" else (buffers(hidden) if mlp.layer_norm else self.product)
+        relu = mlp.activation == "relu"
+        self.hidden = self.product[:hidden] if relu and not mlp.layer_norm else buffers(hidden)
+        self.scaled = self.hidden if relu else (buffers(hidden) if mlp.layer_norm else self.product)
+        self.normed: list[tuple[Tensor, Tensor, Tensor]] = [(torch.empty(0),) * 3] * hidden  # and mean, 1 / deviation
         self.grad = buffers(hidden)
+        self.output, self.grad_output = self.product[-1], torch.zeros_like(self.product[-1])
+        self.hidden_t = [h.transpose(1, 2) for h in self.hidden]
+        self.input = self.input_t = torch.empty(0)
+        # a batched product with one or two columns is six times slower than as many matrix-vector products
         self.narrow = mlp.members > 1 and mlp.sizes[-1] <= 2 and torch.device(device).type == "cpu"
-        self.stats: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * hidden
-        self.input = torch.empty(0)
+        self.rows, self.rows_t = list(self.hidden[-1]), list(self.hidden_t[-1])
+        self.columns, self.grad_columns = _columns(self.output), _columns(self.grad_output)
 
-    def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        """(N, I) shared by the members, or (E, N, I) -> (E, N, O), valid until the next call."""
-        h = self.input = x.expand(self.mlp.members, -1, -1) if x.dim() == 2 else x
+    def set_input(self, x: Tensor) -> None:
+        """(N, I) shared by the members, or (E, N, I); read again by every :meth:`forward`."""
+        self.input = x.expand(self.mlp.members, -1, -1) if x.dim() == 2 else x
+        self.input_t = self.input.transpose(1, 2)
+
+    def forward(self, weights: Weights) -> Tensor:
+        """-> output (E, N, O), valid until the next call."""
+        h = self.input
         for i in range(len(self.hidden)):
-            weight, offset, *norm = parts[i * self.step : (i + 1) * self.step]
-            torch.baddbmm(offset, h, weight, out=self.product[i])
-            if norm:
-                self._layer_norm(i, norm[0], norm[1])
+            layer = weights.layers[i]
+            torch.baddbmm(layer[1], h, layer[0], out=self.product[i])
+            if self.mlp.layer_norm:
+                self._layer_norm(i, layer[2], layer[3])
             h = self._activate(i)
-        return self._output(h, parts[-2], parts[-1])
+        weight, offset = weights.layers[-1]
+        if not self.narrow:
+            return torch.baddbmm(offset, h, weight, out=self.output)
+        for (e, column), out in zip(weights.columns, self.columns):
+            torch.mv(self.rows[e], column, out=out[1])
+        return self.output.add_(offset)
 
-    def backward(self, parts: Sequence[Tensor], grad_output: Tensor, grads: Sequence[Tensor] | None) -> None:
-        """From dL/d(output) (E, N, O) to dL/d(parts), written into ``grads`` unless None.
+    def backward(self, weights: Weights, with_weights: bool = True) -> None:
+        """From ``grad_output`` to the gradient of the weights, unless only that of the input is wanted.
 
         Leaves dL/d(first product) for :meth:`input_grad`.
         """
-        g, h = grad_output, self.hidden[-1]
-        if grads is not None:
-            self._output_grads(h, g, grads[-2], grads[-1])
-        self._to_hidden(g, parts[-2], self.grad[-1])
-        for i in reversed(range(len(self.hidden))):
-            g = self._through_activation(i, parts, grads)
-            h = self.hidden[i - 1] if i else self.input
-            if grads is not None:
-                torch.bmm(h.transpose(1, 2), g, out=grads[i * self.step])
-                torch.sum(g, 1, keepdim=True, out=grads[i * self.step + 1])
+        g, last = self.grad_output, len(self.hidden)
+        if with_weights:
+            self._output_grads(weights)
+        if self.mlp.sizes[-1] == 1:
+            torch.mul(g, weights.weight_t[last], out=self.grad[-1])
+        else:
+            torch.bmm(g, weights.weight_t[last], out=self.grad[-1])
+        for i in reversed(range(last)):
+            self._through_activation(i, weights, with_weights)
+            g = self.grad[i]
+            if with_weights:
+                torch.bmm(self.hidden_t[i - 1] if i else self.input_t, g, out=weights.grads[i][0])
+                torch.sum(g, 1, keepdim=True, out=weights.grads[i][1])
             if i:
-                torch.bmm(g, parts[i * self.step].transpose(1, 2), out=self.grad[i - 1])
+                torch.bmm(g, weights.weight_t[i], out=self.grad[i - 1])
 
-    def input_grad(self, parts: Sequence[Tensor], first: int) -> Tensor:
+    def input_grad(self, weights: Weights, first: int) -> Tensor:
         """dL/d(input columns from ``first`` on), summed over the members: (N, I - first), after :meth:`backward`."""
-        return torch.bmm(self.grad[0], parts[0][:, first:].transpose(1, 2)).sum(0)
+        return torch.bmm(self.grad[0], weights.weight_t[0][:, :, first:]).sum(0)
+
+    def _output_grads(self, weights: Weights) -> None:
+        torch.sum(self.grad_output, 1, keepdim=True, out=weights.grads[-1][1])
+        if not self.narrow:
+            torch.bmm(self.hidden_t[-1], self.grad_output, out=weights.grads[-1][0])
+            return
+        for (e, g), out in zip(self.grad_columns, weights.grad_columns):
+            torch.mv(self.rows_t[e], g, out=out[1])
 
     def _layer_norm(self, i: int, gain: Tensor, offset: Tensor) -> None:
-        width = self.product[i].shape[-1:]
-        normed, mean, rstd = torch.native_layer_norm(self.product[i], width, None, None, EPS_LAYER_NORM)
-        self.normed[i], self.stats[i] = normed, (mean, rstd)
-        torch.addcmul(offset, normed, gain, out=self.scaled[i])
+        width = (self.mlp.sizes[i + 1],)
+        self.normed[i] = torch.native_layer_norm(self.product[i], width, None, None, EPS_LAYER_NORM)
+        torch.addcmul(offset, self.normed[i][0], gain, out=self.scaled[i])
 
     def _activate(self, i: int) -> Tensor:
         z, h = self.scaled[i], self.hidden[i]
@@ -97,7 +155,7 @@ class Backprop:
             return torch.tanh(z, out=h)
         return aten.gelu.out(z, out=h)
 
-    def _through_activation(self, i: int, parts: Sequence[Tensor], grads: Sequence[Tensor] | None) -> Tensor:
+    def _through_activation(self, i: int, weights: Weights, with_weights: bool) -> None:
         """``self.grad[i]`` from dL/d(hidden) to dL/d(product), in place."""
         g = self.grad[i]
         if self.mlp.activation == "relu":
@@ -107,63 +165,14 @@ class Backprop:
         else:
             aten.gelu_backward.grad_input(g, self.scaled[i], grad_input=g)
         if not self.mlp.layer_norm:
-            return g
-        if grads is not None:
-            torch.sum(g * self.normed[i], 1, keepdim=True, out=grads[i * 4 + 2])
-            torch.sum(g, 1, keepdim=True, out=grads[i * 4 + 3])
-        g.mul_(parts[i * 4 + 2])
-        inputs = (g, self.product[i], g.shape[-1:], *self.stats[i], None, None, (True, False, False))
-        return g.copy_(aten.native_layer_norm_backward(*inputs)[0])
-
-    def _output(self, h: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
-        """The last product. Batched products with one or two columns are six times slower than as many vectors'."""
-        out = self.product[-1]
-        if not self.narrow:
-            return torch.baddbmm(offset, h, weight, out=out)
-        for e in range(out.shape[0]):
-            for o in range(out.shape[2]):
-                torch.mv(h[e], weight[e, :, o], out=out[e, :, o])
-        return out.add_(offset)
-
-    def _output_grads(self, h: Tensor, g: Tensor, grad_weight: Tensor, grad_offset: Tensor) -> None:
-        torch.sum(g, 1, keepdim=True, out=grad_offset)
-        if not self.narrow:
-            torch.bmm(h.transpose(1, 2), g, out=grad_weight)
             return
-        for e in range(g.shape[0]):
-            for o in range(g.shape[2]):
-                torch.mv(h[e].t(), g[e, :, o], out=grad_weight[e, :, o])
-
-    @staticmethod
-    def _to_hidden(g: Tensor, weight: Tensor, out: Tensor) -> None:
-        """dL/d(output) (E, N, O) -> dL/d(hidden) (E, N, H)."""
-        if g.shape[-1] == 1:
-            torch.mul(g, weight.transpose(1, 2), out=out)
-        else:
-            torch.bmm(g, weight.transpose(1, 2), out=out)
-
-
-class Weights:
-    """A parameter vector with its gradient: float32 masters, and copies in the precision of the products."""
-
-    def __init__(self, mlp: MLP, theta: Tensor, dtype: torch.dtype, trained: bool) -> None:
-        self.theta, self.low = theta.detach(), None if dtype == torch.float32 else theta.detach().to(dtype)
-        self.parts = mlp.split(self.theta if self.low is None else self.low)
-        self.grad = self.low_grad = None
-        if trained:
-            self.grad = theta.grad = torch.zeros_like(theta)
-            self.low_grad = self.grad if self.low is None else torch.zeros_like(self.low)
-            self.grads = mlp.split(self.low_grad)
-
-    def refresh(self) -> None:
-        """Follow the masters; free in float32, where they are the same memory."""
-        if self.low is not None:
-            self.low.copy_(self.theta)
-
-    def publish(self) -> None:
-        """Give the gradient to the optimiser; free in float32."""
-        if self.grad is not None and self.low_grad is not self.grad and self.low_grad is not None:
-            self.grad.copy_(self.low_grad)
+        normed, mean, rstd = self.normed[i]
+        if with_weights:
+            torch.sum(g * normed, 1, keepdim=True, out=weights.grads[i][2])
+            torch.sum(g, 1, keepdim=True, out=weights.grads[i][3])
+        g.mul_(weights.layers[i][2])
+        inputs = (g, self.product[i], g.shape[-1:], mean, rstd, None, None, (True, False, False))
+        g.copy_(aten.native_layer_norm_backward(*inputs)[0])
 
 
 class FusedActorCritic:
@@ -179,8 +188,9 @@ class FusedActorCritic:
         self, actor: MLP, critic: MLP, actor_dim: int, log_std: tuple[float, float], device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        self.mlps, self.actor_dim, self.log_std = (actor, critic), actor_dim, log_std
+        self.mlps, self.actor_dim, self.log_std_range = (actor, critic), actor_dim, log_std
         self.device, self.dtype, self.act_dim, self.rows = device, dtype, actor.sizes[-1] // 2, 0
+        self.log_prob_offset = -self.act_dim * (LOG_SQRT_2PI + 2 * math.log(2))
 
     def prepare(self, n: int, weights: Sequence[Weights]) -> None:
         """Make buffers for batches of ``n`` rows unless they are there, and follow the masters of ``weights``."""
@@ -188,52 +198,65 @@ class FusedActorCritic:
             one.refresh()
         if n == self.rows:
             return
-        self.rows = n
+        self.rows, f, a = n, self.mlps[1].sizes[0] - self.act_dim, self.act_dim
         self.actor, self.critic = (Backprop(mlp, n, self.device, self.dtype) for mlp in self.mlps)
-        self.pair = torch.empty(n, self.mlps[1].sizes[0], device=self.device, dtype=self.dtype)  # (N, F + A)
-        self.grad_actor = torch.empty(1, n, 2 * self.act_dim, device=self.device, dtype=self.dtype)
+        pair = torch.zeros(n, f + a, device=self.device, dtype=self.dtype)  # (N, F + A)
+        self.obs, self.pair_action = pair[:, :f], pair[:, f:]
+        self.critic.set_input(pair)
+        self.actor.set_input(pair[:, : self.actor_dim])  # a view: the actor reads the observation of the pair
+        head, grad = self.actor.output[0], self.actor.grad_output[0]  # (N, 2 A) each
+        self.mean_raw = (head[:, :a], head[:, a:])
+        self.grad_mean, self.grad_raw = grad[:, :a], grad[:, a:]
 
     def sample(self, weights: Weights, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, F) -> unit action (N, A) and its log density (N,); keeps what :meth:`actor_backward` needs."""
-        x = obs[:, : self.actor_dim]
-        mean, raw = self.actor.forward(weights.parts, x.to(self.dtype)).float()[0].chunk(2, -1)
-        log_std = raw.clamp(*self.log_std)
-        self.std_noise = log_std.exp().mul_(noise)  # (N, A)
+        """(N, F) -> unit action (N, A) and its log density (N,); keeps what :meth:`actor_backward` needs.
+
+        log pi = sum over A of [2 (u + softplus(-2 u)) - log std - eps^2 / 2] - A (log sqrt(2 pi) + 2 log 2).
+        """
+        self.obs.copy_(obs)
+        self.actor.forward(weights)
+        mean, self.raw = (x.float() for x in self.mean_raw)  # the same tensors in float32
+        self.log_std = self.raw.clamp(*self.log_std_range)
+        self.std_noise = self.log_std.exp().mul_(noise)  # (N, A)
         u = self.std_noise + mean
-        self.raw, self.action = raw, u.tanh()
-        correction = torch.nn.functional.softplus(-2 * u).add_(u).mul_(2)  # 2 log 2 - log(1 - tanh^2 u)
-        per_joint = correction.sub_(log_std).sub_(noise.square().mul_(0.5))
-        return self.action, per_joint.sum(-1).sub_(self.act_dim * (LOG_SQRT_2PI + 2 * math.log(2)))
+        self.action = u.tanh()
+        v = torch.nn.functional.softplus(u * -2).add_(u)
+        minus = torch.sub(self.log_std, v, alpha=2).addcmul_(noise, noise, value=0.5)
+        return self.action, torch.rsub(minus.sum(-1), self.log_prob_offset)
 
-    def value(self, weights: Weights, obs: Tensor, action: Tensor) -> Tensor:
-        """(N, F), (N, A) -> critic outputs (E, N, O) float32."""
-        f = obs.shape[1]
-        self.pair[:, :f].copy_(obs)
-        self.pair[:, f:].copy_(action)
-        return self.critic.forward(weights.parts, self.pair).float()
+    def value(self, weights: Weights, obs: Tensor | None, action: Tensor) -> Tensor:
+        """(N, F) or None for the one that :meth:`sample` read, and (N, A) -> critic outputs (E, N, O) float32."""
+        if obs is not None:
+            self.obs.copy_(obs)
+        self.pair_action.copy_(action)
+        return self.critic.forward(weights).float()
 
-    def critic_backward(self, weights: Weights, grad_output: Tensor) -> None:
-        """From dL/d(outputs) (E, N, O) to the critic's gradient."""
-        self.critic.backward(weights.parts, grad_output.to(self.dtype), weights.grads)
+    def critic_backward(self, weights: Weights) -> None:
+        """From ``critic.grad_output`` to the critic's gradient."""
+        self.critic.backward(weights)
         weights.publish()
 
-    def actor_backward(self, actor: Weights, critic: Weights, grad_value: Tensor, alpha: Tensor) -> None:
+    def actor_backward(self, actor: Weights, critic: Weights, alpha: Tensor) -> None:
         """The actor's gradient of mean(alpha log pi - Q(s, a)), Q as :meth:`value` left it for the sampled action.
 
         Args:
-            grad_value: (E, N, O) d(mean Q)/d(critic outputs).
-            alpha: () or (1,) entropy weight.
+            alpha: () or (1,) entropy weight; ``critic.grad_output`` holds d(mean Q)/d(critic outputs).
 
         With u = mean + std eps and a = tanh u: d log pi / d u = 2 a through the change of variables alone (the Gaussian
         term is a constant of eps), d log pi / d log std = -1 besides.
         """
-        n, a = self.action.shape[0], self.action
-        self.critic.backward(critic.parts, grad_value.to(self.dtype), None)
-        grad_action = self.critic.input_grad(critic.parts, self.pair.shape[1] - self.act_dim).float()  # (N, A)
-        entropy = alpha / n
-        grad_u = (1 - a.square()).mul_(grad_action).neg_().add_(2 * entropy * a)
-        inside = (self.raw >= self.log_std[0]) & (self.raw <= self.log_std[1])
-        self.grad_actor[0, :, : self.act_dim].copy_(grad_u)
-        self.grad_actor[0, :, self.act_dim :].copy_((grad_u * self.std_noise).sub_(entropy).mul_(inside))
-        self.actor.backward(actor.parts, self.grad_actor, actor.grads)
+        self.critic.backward(critic, with_weights=False)
+        grad_action = self.critic.input_grad(critic, self.obs.shape[1]).float()  # (N, A) of +Q
+        entropy, a = alpha / self.rows, self.action
+        grad_u = torch.addcmul(grad_action, a.square(), grad_action, value=-1)  # (1 - a^2) dQ/da
+        grad_u = torch.sub(a * (2 * entropy), grad_u)
+        self.grad_mean.copy_(grad_u)
+        inside = self.log_std == self.raw  # the clamp lets no gradient through where it acts
+        self.grad_raw.copy_(grad_u.mul_(self.std_noise).sub_(entropy).mul_(inside))
+        self.actor.backward(actor)
         actor.publish()
+
+
+def _columns(array: Tensor) -> list[tuple[int, Tensor]]:
+    """(member, column) views of an (E, R, C) array."""
+    return [(e, array[e, :, c]) for e in range(array.shape[0]) for c in range(array.shape[2])]

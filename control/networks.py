@@ -119,14 +119,18 @@ class Adam:
     """Fused Adam (Kingma & Ba, arXiv 1412.6980) over one flat vector: the kernel of ``torch.optim.Adam(fused=True)``.
 
     The kernel is called without the optimiser around it, which takes 80 us a step. A step with a gradient that is not
-    finite changes nothing and is counted in ``skipped``, without asking the host.
+    finite changes nothing and is counted in ``skipped`` (which several may share), without asking the host.
     """
 
-    def __init__(self, theta: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+    def __init__(
+        self, theta: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        skipped: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.theta, self.lr, self.betas, self.eps = theta, lr, betas, eps
         data = self.data = theta.detach()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(data), torch.zeros_like(data)
-        self.count, self.skipped = (torch.zeros((), device=theta.device) for _ in range(2))
+        self.count = torch.zeros((), device=theta.device)
+        self.skipped = torch.zeros((), device=theta.device) if skipped is None else skipped
 
     def descend(self, loss: Tensor) -> None:
         """One step down the gradient of ``loss`` with respect to this vector alone."""
@@ -136,8 +140,9 @@ class Adam:
     def step(self) -> None:
         """One step down ``theta.grad``."""
         assert self.theta.grad is not None
-        found = torch.isfinite(self.theta.grad.sum()).logical_not().float()  # a sum is not finite if a term is not
-        self.count += 1 - found
+        total = self.theta.grad.sum()  # not finite if a term is not
+        found = (total - total).ne_(0)  # 0 or 1: inf - inf and nan - nan are nan, which differs from 0
+        self.count.add_(1).sub_(found)
         torch._fused_adam_(
             [self.data], [self.theta.grad], [self.exp_avg], [self.exp_avg_sq], [], [self.count], lr=self.lr,
             beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,

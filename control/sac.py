@@ -49,10 +49,11 @@ class SAC:
         self.theta_target = self.theta_critic.detach().clone()
         self.theta_actor_average = self.theta_actor.detach().clone()  # acts greedily, is exported
         self.log_alpha = torch.tensor([cfg.alpha], device=device).log().requires_grad_()
+        self.skipped = torch.zeros((), device=device)  # steps left out because a gradient was not finite
         self.optimizers = {
-            "actor": Adam(self.theta_actor, cfg.lr),
-            "critic": Adam(self.theta_critic, cfg.lr),
-            "alpha": Adam(self.log_alpha, cfg.lr_alpha),
+            "actor": Adam(self.theta_actor, cfg.lr, skipped=self.skipped),
+            "critic": Adam(self.theta_critic, cfg.lr, skipped=self.skipped),
+            "alpha": Adam(self.log_alpha, cfg.lr_alpha, skipped=self.skipped),
         }
         self.normalizer = RunningNormalizer(obs_dim, device, cfg.normalize)
         self.generator = torch.Generator(device).manual_seed(seed + 1)
@@ -82,7 +83,7 @@ class SAC:
         if with_actor:
             metrics |= self._update_actor(batch.obs)
         self.theta_target.lerp_(self.theta_critic.detach(), self.cfg.tau)
-        return metrics | {"skipped": skipped(self.optimizers)}
+        return metrics | {"skipped": self.skipped}
 
     def _update_actor(self, obs: Tensor) -> dict[str, Tensor]:
         loss, log_prob = self._gradients.actor_gradient(obs)
@@ -176,12 +177,13 @@ class _Passes:
         learner, nets, n = self.learner, self.nets, batch.obs.shape[0]
         nets.prepare(n, (self.w_actor, self.w_critic, self.w_target))
         action, log_prob = nets.sample(self.w_actor, batch.next_obs, learner._noise(n, learner.act_dim))
-        q = nets.value(self.w_target, batch.next_obs, action).squeeze(-1)  # (E, N)
+        q = nets.value(self.w_target, None, action).squeeze(-1)  # (E, N)
         alpha = learner.log_alpha.exp()
         target = soft_target(batch.reward, batch.discount, learner._least(q), log_prob, alpha)
         q = nets.value(self.w_critic, batch.obs, batch.action).squeeze(-1)  # (E, N)
         error = q - target
-        nets.critic_backward(self.w_critic, (error / n).unsqueeze(-1))  # d critic_loss / d q
+        nets.critic.grad_output.copy_((error / n).unsqueeze(-1))  # d critic_loss / d q
+        nets.critic_backward(self.w_critic)
         return 0.5 / n * error.square().sum(), q
 
     @torch.no_grad()
@@ -189,10 +191,11 @@ class _Passes:
         learner, nets, n = self.learner, self.nets, obs.shape[0]
         nets.prepare(n, (self.w_critic,))
         action, log_prob = nets.sample(self.w_actor, obs, learner._noise(n, learner.act_dim))
-        q = nets.value(self.w_critic, obs, action).squeeze(-1)  # (E, N)
-        alpha = learner.log_alpha.exp()
-        nets.actor_backward(self.w_actor, self.w_critic, pessimistic_grad(q).div_(n).unsqueeze(-1), alpha)
-        return actor_loss(pessimistic(q), log_prob, alpha), log_prob
+        q = nets.value(self.w_critic, None, action).squeeze(-1)  # (E, N)
+        alpha, least = learner.log_alpha.exp(), pessimistic(q)
+        nets.critic.grad_output.copy_(pessimistic_grad(q, least).div_(n).unsqueeze(-1))
+        nets.actor_backward(self.w_actor, self.w_critic, alpha)
+        return actor_loss(least, log_prob, alpha), log_prob
 
 
 def normalized(batch: Transition, normalizer: RunningNormalizer) -> Transition:
@@ -203,14 +206,9 @@ def normalized(batch: Transition, normalizer: RunningNormalizer) -> Transition:
     return Transition(obs, batch.action, batch.reward, batch.discount, next_obs)
 
 
-def skipped(optimizers: Mapping[str, Adam]) -> Tensor:
-    """() steps left out so far because a gradient was not finite."""
-    return torch.stack([adam.skipped for adam in optimizers.values()]).sum()
-
-
 def soft_target(reward: Tensor, discount: Tensor, q_next: Tensor, log_prob_next: Tensor, alpha: Tensor) -> Tensor:
     """(N,) r + discount (q' - alpha log pi'), eqs. 3 and 6 of 1812.05905; ``discount`` holds the termination."""
-    return reward + discount * (q_next - alpha * log_prob_next)
+    return torch.addcmul(reward, discount, torch.addcmul(q_next, alpha, log_prob_next, value=-1))
 
 
 def critic_loss(q: Tensor, target: Tensor) -> Tensor:
@@ -223,12 +221,12 @@ def pessimistic(q: Tensor) -> Tensor:
     return q.amin(0) if q.shape[0] <= 2 else q.mean(0)
 
 
-def pessimistic_grad(q: Tensor) -> Tensor:
-    """(E, N) d sum(pessimistic(q)) / d q; critics that tie share it."""
+def pessimistic_grad(q: Tensor, value: Tensor) -> Tensor:
+    """(E, N) d sum(value) / d q for ``value = pessimistic(q)``; critics that tie share it."""
     if q.shape[0] > 2:
         return torch.full_like(q, 1 / q.shape[0])
-    least = (q == q.amin(0)).float()
-    return least / least.sum(0)
+    least = (q == value).float()
+    return least.div_(least.sum(0))
 
 
 def actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from control.config import DSACTConfig, SACConfig
 from control.dsact import DSACT
-from control.fused import Backprop
+from control.fused import Backprop, Weights
 from control.networks import MLP
 from control.sac import SAC
 from control.types import Transition
@@ -160,16 +160,18 @@ def test_a_poisoned_batch_changes_no_weight_and_is_counted(name, update, bad):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_backprop_against_autograd(activation, layer_norm):
-    mlp = MLP(3, (4, 8, 8, 2), layer_norm, activation)
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_backprop_against_autograd(activation, layer_norm, outputs):
+    mlp = MLP(3, (4, 8, 8, outputs), layer_norm, activation)
     theta = (mlp.init(torch.Generator().manual_seed(0)) + 0.1).requires_grad_()
     x = torch.randn(16, 4, requires_grad=True)
-    output_grad = torch.randn(3, 16, 2)
+    output_grad = torch.randn(3, 16, outputs)
     (mlp(theta, x) * output_grad).sum().backward()
-    net, grad = Backprop(mlp, 16), torch.zeros_like(theta)
     with torch.no_grad():
-        parts = mlp.split(theta.detach())
-        net.forward(parts, x.detach())
-        net.backward(parts, output_grad, mlp.split(grad))
-        assert torch.allclose(grad, theta.grad, atol=1e-5)
-        assert torch.allclose(net.input_grad(parts, 1), x.grad[:, 1:], atol=1e-5)
+        net, weights = Backprop(mlp, 16), Weights(mlp, theta.detach().clone().requires_grad_())
+        net.set_input(x.detach())
+        assert torch.allclose(net.forward(weights), mlp(theta, x), atol=1e-5)
+        net.grad_output.copy_(output_grad)
+        net.backward(weights)
+        assert torch.allclose(weights.grad, theta.grad, atol=1e-5)
+        assert torch.allclose(net.input_grad(weights, 1), x.grad[:, 1:], atol=1e-5)
