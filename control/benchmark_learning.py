@@ -52,7 +52,9 @@ class Run:
     def file(self, root: Path) -> Path:
         scale = "" if self.scale == 1 else f"_scale{self.scale:g}"
         precision = "" if self.precision == "float32" else f"_{self.precision}"
-        return root / self.env.replace("/", "_") / f"{self.learner}{scale}{precision}_w{self.width}_seed{self.seed}.json"
+        return (
+            root / self.env.replace("/", "_") / f"{self.learner}{scale}{precision}_w{self.width}_seed{self.seed}.json"
+        )
 
 
 def suite(width: int = 256) -> Iterator[Run]:
@@ -151,13 +153,18 @@ def _learn_sb3(run: Run, note: Callable[[int, Callable[..., Any]], None]) -> tup
         model.learn(target - model.num_timesteps, reset_num_timesteps=False)
         note(model.num_timesteps, act)
     env.close()
-    return act, {"updates": model._n_updates, "settings": "stable_baselines3.SAC defaults but learning_starts and width"}
+    return act, {
+        "updates": model._n_updates,
+        "settings": "stable_baselines3.SAC defaults but learning_starts and width",
+    }
 
 
 def machine() -> dict[str, Any]:
     """What a figure depends on."""
     packages = ("torch", "mujoco", "gymnasium", "stable-baselines3", "robot-distillery")
-    model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine()
+    )
     return {"cpu": model, "threads": torch.get_num_threads(), **{p: metadata.version(p) for p in packages}}
 
 

@@ -121,7 +121,37 @@ def dsact_paper() -> DSACTConfig:
     )  # fmt: skip
 
 
-ALGOS: dict[str, type[AlgoConfig]] = {"sac": SACConfig, "dsact": DSACTConfig}
+@dataclass
+class PPOConfig(AlgoConfig):
+    """PPO (Schulman et al., arXiv 1707.06347)."""
+
+    name: str = field(default="ppo", metadata={"help": "fixed: ppo"})
+    activation: str = field(default="tanh", metadata={"help": "relu, gelu or tanh"})
+    normalize: bool = field(default=True, metadata={"help": "running normalisation of the features"})
+    rollout_steps: int | None = field(default=None, metadata={"help": "vector steps per update; null: the task's own"})
+    epochs: int = field(default=10, metadata={"help": "passes over a rollout"})
+    minibatch_size: int | None = field(default=None, metadata={"help": "rows per gradient step; null: the task's own"})
+    gae_lambda: float = field(default=0.95, metadata={"help": "lambda of the advantages"})
+    clip: float = field(default=0.2, metadata={"help": "the ratio is clipped to 1 +- clip"})
+    clip_value: float | None = field(default=None, metadata={"help": "keeps values within this of the old; null: off"})
+    value_weight: float = field(default=1.0, metadata={"help": "weight of half the squared error of the value"})
+    entropy: float = field(default=0.0, metadata={"help": "weight of the entropy bonus"})
+    max_grad_norm: float = field(default=0.5, metadata={"help": "norm to which the whole gradient is clipped"})
+    target_kl: float | None = field(default=None, metadata={"help": "stop the passes above 1.5 times this; null: off"})
+    log_std: float = field(default=0.0, metadata={"help": "initial log standard deviation in the unit box"})
+    normalize_reward: bool = field(default=True, metadata={"help": "divide rewards by the deviation of the return"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rollout_steps", "epochs", "minibatch_size"):
+            value = getattr(self, name)
+            _require(f"algo.{name}", value, value is None or value >= 1, "at least 1")
+        _require("algo.gae_lambda", self.gae_lambda, 0 <= self.gae_lambda <= 1, "between 0 and 1")
+        for name in ("clip", "max_grad_norm"):
+            _require(f"algo.{name}", getattr(self, name), getattr(self, name) > 0, "above 0")
+
+
+ALGOS: dict[str, type[AlgoConfig]] = {"sac": SACConfig, "dsact": DSACTConfig, "ppo": PPOConfig}
 
 
 @dataclass
@@ -177,7 +207,10 @@ TASK_SETTINGS: dict[str, dict[str, float]] = {
     "lift": {"gamma": 0.97, "demos": 32, **FAST},  # without: the policy tilts a grasped cube and never lifts it
     "move": {"gamma": 0.98, "demos": 47, **FAST},  # grasp and drag takes the longest
 }
-DEFAULT_SETTINGS = {"gamma": 0.99, "tau": 0.005, "lr": 3e-4, "alpha": 0.05, "critic_layer_norm": True, "width": 128}
+DEFAULT_SETTINGS: dict[str, Any] = {
+    "gamma": 0.99, "tau": 0.005, "lr": 3e-4, "alpha": 0.05, "critic_layer_norm": True, "width": 128,
+    "rollout_steps": 64, "minibatch_size": 256,
+}  # fmt: skip
 
 
 def with_defaults(algo: AlgoConfig, task: Mapping[str, float] | None = None) -> Any:

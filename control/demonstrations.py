@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from control.episodes import segment_of
 from control.export import action_scale
-from control.off_policy import segment_of
 from control.types import Segment
 from sims.errors import UserError
 from sims.types import TimeStep, VecEnv

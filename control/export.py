@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from control.checkpoint import sha256
-from control.networks import MLP
 from control.policy import FILES, Policy, document_digest, load_policy
 from sims.errors import UserError
 from sims.types import EnvSpec
@@ -29,28 +28,16 @@ class ActorModule(nn.Module):
 
     centre: Tensor
     half_range: Tensor
-    shift: Tensor
-    scale: Tensor
 
     def __init__(self, features: Callable[[Mapping[str, Tensor]], Tensor], learner: Any, spec: EnvSpec) -> None:
         super().__init__()
-        self.features = features
-        self.mlp: MLP = learner.actor
-        parts = self.mlp.split(learner.theta_actor_average.detach().cpu().clone())
-        self.weights = nn.ParameterList([nn.Parameter(p.clone(), requires_grad=False) for p in parts])
+        self.features, self.actor = features, learner.export()
         centre, half = action_scale(spec)
         self.register_buffer("centre", centre)
         self.register_buffer("half_range", half)
-        self.normalize = bool(learner.normalizer.enabled)
-        self.register_buffer("shift", learner.normalizer.shift.cpu().clone())
-        self.register_buffer("scale", learner.normalizer.scale.cpu().clone())
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
-        x = self.features(obs)  # (B, F)
-        if self.normalize:
-            x = ((x - self.shift) * self.scale).clamp(-10, 10)
-        mean = self.mlp.forward(list(self.weights), x)[0].chunk(2, -1)[0]  # (B, A)
-        return (self.centre + self.half_range * mean.tanh()).unsqueeze(1)
+        return (self.centre + self.half_range * self.actor(self.features(obs))).unsqueeze(1)
 
 
 def action_scale(spec: EnvSpec, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:

@@ -22,9 +22,16 @@ aten = torch.ops.aten
 
 
 class Weights:
-    """A parameter vector with its gradient: float32 masters, and copies in the precision of the products."""
+    """A parameter vector with its gradient: float32 masters, and copies in the precision of the products.
 
-    def __init__(self, mlp: MLP, theta: Tensor, dtype: torch.dtype = torch.float32, trained: bool = True) -> None:
+    Args:
+        trained: has a gradient, in ``grad`` if given (a part of a longer one), else in ``theta.grad``.
+    """
+
+    def __init__(
+        self, mlp: MLP, theta: Tensor, dtype: torch.dtype = torch.float32, trained: bool = True,
+        grad: Tensor | None = None,
+    ) -> None:  # fmt: skip
         step = 4 if mlp.layer_norm else 2
         self.theta, self.low = theta.detach(), None if dtype == torch.float32 else theta.detach().to(dtype)
         parts = mlp.split(self.theta if self.low is None else self.low)
@@ -33,7 +40,9 @@ class Weights:
         self.columns = _columns(parts[-2])
         self.grad = self.low_grad = None
         if trained:
-            self.grad = theta.grad = torch.zeros_like(self.theta)
+            if grad is None:
+                grad = theta.grad = torch.zeros_like(self.theta)
+            self.grad = grad
             self.low_grad = self.grad if self.low is None else torch.zeros_like(self.low)
             grads = mlp.split(self.low_grad)
             self.grads = [grads[i : i + step] for i in range(0, len(grads), step)]

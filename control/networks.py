@@ -90,6 +90,20 @@ class MLP:
         return torch.baddbmm(parts[-1], h, parts[-2])  # (E, N, O)
 
 
+def orthogonal(mlp: MLP, generator: torch.Generator, last_gain: float) -> Tensor:
+    """(P,) orthogonal weights with gain sqrt 2 (the last layer: ``last_gain``) and zero offsets, as PPO wants them."""
+    theta = torch.zeros(mlp.num_parameters)
+    parts = mlp.split(theta)
+    step = 4 if mlp.layer_norm else 2
+    for start in range(0, len(parts), step):
+        gain = last_gain if start + 2 >= len(parts) else math.sqrt(2)
+        for member in parts[start]:
+            nn.init.orthogonal_(member, gain, generator=generator)
+        if step == 4 and start + 2 < len(parts):
+            parts[start + 2].fill_(1.0)
+    return theta
+
+
 def actor_mlp(obs_dim: int, act_dim: int, width: int, depth: int, activation: str) -> MLP:
     """Features -> mean and log standard deviation of the pre-squash Gaussian, as one output of 2 A."""
     return MLP(1, (obs_dim, *[width] * depth, 2 * act_dim), False, activation)

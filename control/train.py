@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from control.config import ALGOS, TrainConfig, resolve
+from control.config import ALGOS, PPOConfig, TrainConfig, resolve
 from sims.errors import UserError
 from sims.verbs import Verb, run_verb, save_config
 from vlm_rewards.config import REWARDS, EnvReward
@@ -55,6 +55,7 @@ def train(cfg: TrainConfig) -> Path:
 def _build_loop(cfg: TrainConfig, out: Path) -> Any:
     from control.checkpoint import has_checkpoint
     from control.off_policy import OffPolicyLoop
+    from control.on_policy import OnPolicyLoop
     from sims.features import FEATURES
     from sims.registry import make
 
@@ -65,6 +66,8 @@ def _build_loop(cfg: TrainConfig, out: Path) -> Any:
         score, pixels = _reward_model(cfg, eval_env)
         options |= pixels
     env = make(cfg.env, cfg.num_envs, seed=cfg.seed, **options)
+    if isinstance(cfg.algo, PPOConfig):
+        return OnPolicyLoop(cfg, env, eval_env, FEATURES[env.spec.features], out, score)
     prior = [] if has_checkpoint(out / "checkpoint") else _demonstrations(cfg, eval_env)
     return OffPolicyLoop(cfg, env, eval_env, FEATURES[env.spec.features], out, score, prior)
 
@@ -105,8 +108,8 @@ def _finish(cfg: TrainConfig, loop: Any, out: Path) -> dict[str, Any]:
     spec = loop.eval_env.spec  # without the frames that only a reward model reads
     figures = {
         **result.to_json(spec.control_hz), "env": cfg.env, "algo": cfg.algo.name, "seed": cfg.seed, "steps": loop.step,
-        "updates": loop.learner.updates, "demos": cfg.demos, "wall_s": round(loop.wall, 2),
-        "excluded": loop.replay.excluded, "solved": loop.solved_in_a_row >= 2,
+        "updates": loop.learner.updates, "demos": cfg.demos, "wall_s": round(loop.watch.wall, 2),
+        "excluded": loop.excluded, "solved": loop.watch.solved_in_a_row >= 2,
     }  # fmt: skip
     module = ActorModule(loop.features, loop.learner, spec)
     obs = loop.eval_env.reset(EXAMPLE_SEED)

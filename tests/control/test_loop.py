@@ -7,7 +7,7 @@ import pytest
 import torch
 from toy_worlds import Point, proprio
 
-from control import off_policy
+from control import episodes
 from control.config import DSACTConfig, SACConfig, TrainConfig, resolve
 from control.demonstrations import collect_demonstrations
 from control.evaluate import evaluate, wilson
@@ -156,7 +156,7 @@ def test_early_stop_after_two_good_evaluations(tmp_path, monkeypatch):
     good = dataclasses.replace(evaluate(loop.eval_env, loop.act_greedily, 4, 0), successes=4)
     bad = dataclasses.replace(good, successes=0)
     answers = iter([good, bad, good, good])
-    monkeypatch.setattr(off_policy, "evaluate", lambda *a: next(answers))
+    monkeypatch.setattr(episodes, "evaluate", lambda *a: next(answers))
     loop.run()
     assert loop.step == 4 * 64
 

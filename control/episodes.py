@@ -1,0 +1,149 @@
+"""What every training loop shares: segments, sums over episodes, the cadence of logging and evaluation."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from control.config import TrainConfig
+from control.evaluate import Act, EvalResult, evaluate
+from control.log import MetricLog
+from control.types import Segment
+from sims.types import TimeStep, VecEnv
+
+EVAL_SEED = 1_000_003  # start states of the evaluations on the way; the last evaluation has its own
+RECENT_EPISODES = 64
+
+
+class Watch:
+    """What a run counts, logs and evaluates, the same for every loop.
+
+    Args:
+        cfg: resolved settings.
+        env: the world that is trained in; ``eval_env`` another instance, which training never touches.
+        file: ``metrics.jsonl``.
+    """
+
+    def __init__(self, cfg: TrainConfig, env: VecEnv, eval_env: VecEnv, file: Path) -> None:
+        self.cfg, self.env, self.eval_env = cfg, env, eval_env
+        self.log = MetricLog(file, f"train {cfg.env}", cfg.steps)
+        self.episodes = EpisodeStats(env.num_envs)
+        self.step, self.wall, self.solved_in_a_row, self.last_log, self.last_eval = 0, 0.0, 0, 0, 0
+        self.excluded = 0  # rows left out because they were not finite
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.cfg.steps or self.solved_in_a_row >= 2
+
+    def log_if_due(self, updates: int, metrics: Mapping[str, Any]) -> None:
+        if self.step - self.last_log < self.cfg.log_every and self.step < self.cfg.steps:
+            return
+        self.last_log = self.step
+        self.log.write({**self._row(updates), **self.episodes.means(), **metrics, "excluded": self.excluded})
+
+    def evaluate_if_due(self, updates: int, act: Act) -> EvalResult | None:
+        cfg = self.cfg
+        if not cfg.eval_every or self.step - self.last_eval < self._eval_interval():
+            return None
+        self.last_eval = self.step
+        result = evaluate(self.eval_env, act, cfg.eval_episodes, EVAL_SEED)
+        solved = bool(cfg.stop_success) and result.success >= (cfg.stop_success or 0)
+        self.solved_in_a_row = self.solved_in_a_row + 1 if solved else 0
+        self.log.write({**self._row(updates), "eval/success": result.success, "eval/return": result.mean_return})
+        return result
+
+    def _eval_interval(self) -> int:
+        """``eval_every`` steps, half of it while a run that may stop early looks close to solved."""
+        near = self.cfg.stop_success and (self.episodes.last()["success"] or 0) >= 0.9 * self.cfg.stop_success
+        return self.cfg.eval_every // 2 if near else self.cfg.eval_every
+
+    def _row(self, updates: int) -> dict[str, Any]:
+        return {
+            "step": self.step, "time": self.wall, "steps_per_s": self.step / max(self.wall, 1e-9), "updates": updates,
+            **self.episodes.last(),
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in _COUNTERS}, "episodes": self.episodes.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
+        self.episodes.load_state_dict(state["episodes"])
+
+
+_COUNTERS = ("step", "wall", "solved_in_a_row", "last_log", "last_eval", "excluded")
+
+
+def segment_of(obs: list[Mapping[str, Tensor]], actions: list[Tensor], steps: list[TimeStep]) -> Segment:
+    """Stack T steps of B environments into a (T, B) segment."""
+    metrics = steps[0].metrics
+    return Segment(
+        obs=_stack(obs),
+        action=torch.stack(actions),
+        reward=torch.stack([s.reward for s in steps]),
+        terminated=torch.stack([s.terminated for s in steps]),
+        truncated=torch.stack([s.truncated for s in steps]),
+        next_obs=_stack([s.next_obs for s in steps]),
+        metrics={k: torch.stack([s.metrics[k] for s in steps]) for k in metrics},
+    )
+
+
+def _stack(rows: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
+
+
+def merge_groups(groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """(T, B, ...) -> (T B, ...); frames stay behind, no feature reads them."""
+    return {k: v.flatten(0, 1) for k, v in groups.items() if not k.startswith("pixels/")}
+
+
+class EpisodeStats:
+    """Return and final success of the last episodes that the exploring policy finished."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.total = torch.zeros(num_envs)
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.successes: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.terms: dict[str, Tensor] = {}
+        self.count = 0
+
+    def add(self, step: TimeStep) -> None:
+        self.total += step.reward.cpu()
+        self.count += 1
+        for name, value in step.metrics.items():
+            if name.startswith("reward/"):
+                self.terms[name] = self.terms.get(name, torch.zeros(())) + value.mean()
+        done = step.terminated | step.truncated
+        if done.any():
+            done = done.cpu()
+            self.returns.extend(self.total[done].tolist())
+            self.successes.extend(step.metrics.get("success", torch.zeros(len(done))).cpu()[done].tolist())
+            self.total[done] = 0
+
+    def means(self) -> dict[str, float]:
+        """Mean reward terms per step since the last call."""
+        terms = {name: float(value) / max(1, self.count) for name, value in self.terms.items()}
+        self.terms, self.count = {}, 0
+        return terms
+
+    def last(self) -> dict[str, float | None]:
+        """Mean over the recent episodes; None before the first one ends."""
+        n = len(self.returns)
+        return {"return": sum(self.returns) / n if n else None, "success": sum(self.successes) / n if n else None}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "total": self.total.clone(), "returns": list(self.returns), "successes": list(self.successes),
+            "terms": self.terms, "count": self.count,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.total, self.terms, self.count = state["total"].clone(), dict(state["terms"]), state["count"]
+        self.returns = deque(state["returns"], RECENT_EPISODES)
+        self.successes = deque(state["successes"], RECENT_EPISODES)
