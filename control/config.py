@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from control.settings import fill, settings_of
 from sims.errors import UserError
 from vlm_rewards.config import EnvReward
 
@@ -160,11 +160,11 @@ class TrainConfig:
 
     env: str = field(default="tabletop/reach", metadata={"help": "tabletop/<task>, gym/<id> or brax/<name>"})
     env_options: dict[str, Any] = field(default_factory=dict, metadata={"help": "options of sims.registry.make"})
-    num_envs: int = field(default=16, metadata={"help": "environments that step together"})
+    num_envs: int | None = field(default=None, metadata={"help": "environments that step together; null: the world's"})
     algo: Any = field(default=None, metadata={"help": "group: the learner; None from Python: DSAC-T"})
     reward: Any = field(default=None, metadata={"help": "group: the reward; None from Python: the task's own"})
     steps: int = field(default=150_000, metadata={"help": "environment steps, all environments together"})
-    utd: float = field(default=0.125, metadata={"help": "updates per environment step"})
+    utd: float | None = field(default=None, metadata={"help": "updates per environment step; null: the world's own"})
     stop_success: float | None = field(
         default=None,
         metadata={"help": "stop at this success in two evaluations running; 0: never; null: 0.97 on the task's reward"},
@@ -187,9 +187,10 @@ class TrainConfig:
         # groups have no default in the schema: hydra could not replace it by another option
         self.algo = DSACTConfig() if self.algo is None else self.algo
         self.reward = EnvReward() if self.reward is None else self.reward
-        for name in ("num_envs", "steps", "threads", "log_every", "final_episodes", "eval_episodes"):
+        _require("num_envs", self.num_envs, self.num_envs is None or self.num_envs >= 1, "at least 1")
+        for name in ("steps", "threads", "log_every", "final_episodes", "eval_episodes"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _require("utd", self.utd, self.utd > 0, "above 0")
+        _require("utd", self.utd, self.utd is None or self.utd > 0, "above 0")
         _require("eval_every", self.eval_every, self.eval_every >= 0, "0 or more")
         _require("demos", self.demos, self.demos is None or self.demos >= 0, "0 or more")
         _require("prior_share", self.prior_share, 0 <= self.prior_share < 1, "in [0, 1)")
@@ -197,42 +198,27 @@ class TrainConfig:
         _require("stop_success", stop, stop is None or 0 <= stop <= 1, "between 0 and 1")
 
 
-# Measured on one core (see the README): the discount is about one over the steps that a task takes, and demonstrations
-# are needed where exploration does not find the grasp.
-# Rates of 1e-3 and 0.01 halve the updates that lifting takes; the averaged actor makes up for their unrest.
-FAST = {"lr": 1e-3, "tau": 0.01}
-TASK_SETTINGS: dict[str, dict[str, float]] = {
-    "reach": {"gamma": 0.95, "demos": 0, **FAST},
-    "press": {"gamma": 0.95, "demos": 0, **FAST},
-    "lift": {"gamma": 0.97, "demos": 32, **FAST},  # without: the policy tilts a grasped cube and never lifts it
-    "move": {"gamma": 0.98, "demos": 47, **FAST},  # grasp and drag takes the longest
-}
-DEFAULT_SETTINGS: dict[str, Any] = {
-    "gamma": 0.99, "tau": 0.005, "lr": 3e-4, "alpha": 0.05, "critic_layer_norm": True, "width": 128,
-    "rollout_steps": 64, "minibatch_size": 256,
-}  # fmt: skip
-
-
-def with_defaults(algo: AlgoConfig, task: Mapping[str, float] | None = None) -> Any:
-    """A copy in which ``gamma``, ``tau`` and ``lr`` are numbers: given, else the task's, else the default."""
-    settings = DEFAULT_SETTINGS | dict(task or {})
-    missing = {k: settings[k] for k in DEFAULT_SETTINGS if getattr(algo, k, 0) is None}
-    return dataclasses.replace(algo, **missing)
+def with_defaults(algo: AlgoConfig) -> Any:
+    """A copy of a learner's settings in which what was not given is that of any world."""
+    return fill(algo, settings_of("", algo.name)["algo"])
 
 
 def resolve(cfg: TrainConfig) -> TrainConfig:
-    """A copy of ``cfg`` in which every ``None`` that means "the task's own" is a number; ``cfg`` stays as it is."""
-    world, _, name = cfg.env.partition("/")
-    task = TASK_SETTINGS.get(name.split("_")[0], {}) if world == "tabletop" else {}
-    sentence = not isinstance(cfg.reward, EnvReward)
-    # demonstrations are chosen by the true success, which a sentence-rewarded learner must not see
-    demos = cfg.demos if cfg.demos is not None else (0 if sentence else int(task.get("demos", 0)))
-    stop = cfg.stop_success if cfg.stop_success is not None else (0.97 if task and not sentence else 0.0)
-    if sentence and stop:
-        raise UserError(f"stop_success={stop} with a sentence reward would stop on the true success, which this "
-                        "learner must not see. Leave stop_success out and set steps.")  # fmt: skip
-    algo = with_defaults(cfg.algo, task)
-    return dataclasses.replace(cfg, algo=algo, demos=demos, stop_success=stop)
+    """A copy of ``cfg`` in which every ``None`` that means "the world's own" has its value; ``cfg`` stays as it is."""
+    settings = settings_of(cfg.env, cfg.algo.name)
+    if not isinstance(cfg.reward, EnvReward):
+        if cfg.stop_success:
+            raise UserError(f"stop_success={cfg.stop_success} with a sentence reward would stop on the true success, "
+                            "which this learner must not see. Leave stop_success out and set steps.")  # fmt: skip
+        # demonstrations are chosen by the true success, which a sentence-rewarded learner must not see
+        settings |= {"demos": 0, "stop_success": 0.0}
+    if isinstance(cfg.algo, PPOConfig):
+        for name in ("utd", "demos"):
+            if getattr(cfg, name):
+                raise UserError(f"option {name}={getattr(cfg, name)}: PPO learns from its own rollouts alone. "
+                                f"Leave {name} out, or choose algo=dsact or algo=sac.")  # fmt: skip
+        settings |= {"demos": 0}
+    return fill(dataclasses.replace(cfg, algo=fill(cfg.algo, settings["algo"])), settings)
 
 
 def _require(name: str, value: object, good: bool, rule: str) -> None:

@@ -37,10 +37,11 @@ class DSACT:
     """
 
     def __init__(
-        self, obs_dim: int, act_dim: int, cfg: DSACTConfig, device: str = "cpu", seed: int = 0,
+        self, obs_dim: int, act_dim: int, config: DSACTConfig, device: str = "cpu", seed: int = 0,
         actor_dim: int | None = None,
     ) -> None:  # fmt: skip
-        cfg = self.cfg = with_defaults(cfg)
+        cfg: Any = with_defaults(config)
+        self.cfg = cfg
         self.act_dim, self.actor_dim = act_dim, actor_dim or obs_dim
         self.target_entropy = -float(act_dim) if cfg.target_entropy is None else cfg.target_entropy
         weights = torch.Generator().manual_seed(seed)

@@ -30,8 +30,9 @@ class PPO:
         act_dim: A.
     """
 
-    def __init__(self, obs_dim: int, act_dim: int, cfg: PPOConfig, device: str = "cpu", seed: int = 0) -> None:
-        cfg = self.cfg = with_defaults(cfg)
+    def __init__(self, obs_dim: int, act_dim: int, config: PPOConfig, device: str = "cpu", seed: int = 0) -> None:
+        cfg: Any = with_defaults(config)
+        self.cfg = cfg
         self.act_dim = act_dim
         weights = torch.Generator().manual_seed(seed)
         hidden = [cfg.width] * cfg.depth

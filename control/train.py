@@ -60,12 +60,12 @@ def _build_loop(cfg: TrainConfig, out: Path) -> Any:
     from sims.registry import make
 
     options = dict(cfg.env_options)
-    score = None
-    eval_env = make(cfg.env, cfg.num_envs, seed=cfg.seed + 1, **options)
+    score, num_envs = None, cfg.num_envs or 1  # resolved by now
+    eval_env = make(cfg.env, num_envs, seed=cfg.seed + 1, **options)
     if not isinstance(cfg.reward, EnvReward):
         score, pixels = _reward_model(cfg, eval_env)
         options |= pixels
-    env = make(cfg.env, cfg.num_envs, seed=cfg.seed, **options)
+    env = make(cfg.env, num_envs, seed=cfg.seed, **options)
     if isinstance(cfg.algo, PPOConfig):
         return OnPolicyLoop(cfg, env, eval_env, FEATURES[env.spec.features], out, score)
     prior = [] if has_checkpoint(out / "checkpoint") else _demonstrations(cfg, eval_env)
@@ -157,7 +157,7 @@ VERB = Verb(
     examples=(
         "distillery train env=tabletop/reach out=runs/reach",
         "distillery train env=tabletop/lift algo=sac seed=1 out=runs/lift",
-        "distillery train env=gym/Pendulum-v1 num_envs=1 utd=1 steps=20000 out=runs/pendulum",
+        "distillery train env=gym/HalfCheetah-v5 algo=ppo steps=200000 out=runs/cheetah",
     ),
     groups={"algo": ALGOS, "reward": REWARDS},
 )

@@ -29,7 +29,7 @@ HOMES = {
     "brax": ("sims.brax_env",),
     "warp": ("sims.engines.warp",),
     "open_clip": ("vlm_rewards.clip",),
-    "stable_baselines3": ("control.sb3",),
+    "stable_baselines3": ("control.sb3", "control.benchmark_learning", "control.benchmark_speed"),
     "hydra": ("sims.verbs",),
     "omegaconf": ("sims.verbs",),
     "serial": ("real_robot.drivers.feetech", "distill.doctor"),
