@@ -10,7 +10,8 @@ from sims.errors import UserError, unknown_choice
 
 # verb -> (module with a ``main(argv) -> int``, what it does)
 VERBS: dict[str, tuple[str, str]] = {
-    "train": ("control.train", "train a specialist with SAC or DSAC-T on one task"),
+    "train": ("control.train", "train a specialist with DSAC-T, SAC or PPO on one task"),
+    "convert": ("control.convert", "turn a Stable-Baselines3 model into a policy artefact"),
     "fit": ("vlm_rewards.fit", "train the small CLIP that turns sentences into rewards"),
     "collect": ("distill.collect", "roll specialists out into a LeRobot v3.0 dataset"),
     "dataset": ("distill.dataset_check", "validate or describe a dataset"),
