@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,6 +28,8 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """
     fresh, old = _beside(path, ".new"), _beside(path, ".old")
     shutil.rmtree(fresh, ignore_errors=True)
+    if not path.is_dir() and old.is_dir():  # killed between the two renames: the old one is the last good one
+        os.rename(old, path)
     fresh.mkdir(parents=True)
     tensors: dict[str, Tensor] = {}
     tree = _pack(state, tensors)
@@ -34,13 +38,35 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     document = {"sha256": sha256(file), "state_sha256": _digest(tree), "state": tree}
     (fresh / "state.json").write_text(json.dumps(document))
     for written in (file, fresh / "state.json", fresh):
-        _fsync(written)
+        fsync(written)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.rename(path, old)
     os.rename(fresh, path)
-    _fsync(path.parent)
+    fsync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def explained_writes(path: Path) -> Iterator[None]:
+    """Turns a disk that cannot take a checkpoint into one message; what was written before stays.
+
+    Raises:
+        UserError: naming the place, the reason and the space left.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(_beside(path, ".new"), ignore_errors=True)
+        for torn in path.parent.glob("*/*.new"):
+            torn.unlink(missing_ok=True)
+        free = shutil.disk_usage(path.parent).free / 2**20
+        kept = (
+            "The last checkpoint is intact: make room and repeat the command to resume."
+            if has_checkpoint(path)
+            else "There is no earlier checkpoint: make room and start again."
+        )
+        raise UserError(f"cannot write the checkpoint {path}: {error} ({free:.1f} MiB free there). {kept}") from error
 
 
 def has_checkpoint(path: Path) -> bool:
@@ -84,7 +110,8 @@ def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from control.checkpoint import load_checkpoint
 from control.config import TrainConfig
 from control.evaluate import Act, EvalResult, evaluate
 from control.log import MetricLog
 from control.types import Segment
+from sims.errors import UserError
 from sims.types import TimeStep, VecEnv
 
 EVAL_SEED = 1_000_003  # start states of the evaluations on the way; the last evaluation has its own
@@ -75,6 +79,47 @@ class Watch:
         for name in _COUNTERS:
             setattr(self, name, state[name])
         self.episodes.load_state_dict(state["episodes"])
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """A loop's checkpoint.
+
+    Raises:
+        UserError: none, damaged, or of an earlier version of the loop.
+    """
+    state = load_checkpoint(path)
+    if "watch" not in state:
+        raise UserError(f"{path} was written by an earlier version and cannot go on. Delete {path.parent}, or finish "
+                        "the run with the version that began it.")  # fmt: skip
+    return state
+
+
+class Interruptible:
+    """Ctrl-C, SIGTERM and SIGHUP wait for the end of an iteration, so that what is saved is consistent.
+
+    ``with Interruptible() as stop: ... if stop.asked: save and raise KeyboardInterrupt``. A second signal acts at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Interruptible:
+        self.before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                if hasattr(signal, name):
+                    number = getattr(signal, name)
+                    self.before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
 
 _COUNTERS = ("step", "wall", "solved_in_a_row", "last_log", "last_eval", "excluded")

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from control.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from control.checkpoint import explained_writes, has_checkpoint, save_checkpoint
 from control.config import TrainConfig
 from control.dsact import DSACT
-from control.episodes import Watch, merge_groups, segment_of
+from control.episodes import Interruptible, Watch, merge_groups, read_state, segment_of
 from control.evaluate import EvalResult
 from control.export import action_scale
 from control.replay import Replay, sample_mixed
+from control.replay_store import ReplayStore
 from control.sac import SAC
 from control.types import Segment, Transition
 from sims.types import VecEnv
@@ -58,6 +58,7 @@ class OffPolicyLoop:
         self.learner = LEARNERS[cfg.algo.name](obs_dim, act_dim, cfg.algo, cfg.device, cfg.seed)
         capacity = -(-min(cfg.algo.buffer_size, cfg.steps + SEGMENT_STEPS * env.num_envs) // env.num_envs)
         self.replay = Replay(capacity, env.num_envs, obs_dim, act_dim, cfg.device)
+        self.replay_store, self.prior_store = ReplayStore(out / "replay"), ReplayStore(out / "prior")
         self.prior = self._store_prior(prior or [], obs_dim, act_dim)
         self.generator = torch.Generator(cfg.device).manual_seed(cfg.seed + 2)
         self.metrics: Mapping[str, Tensor] = {}
@@ -67,17 +68,20 @@ class OffPolicyLoop:
         self._resume()
         watch, result = self.watch, None
         started, saved = time.monotonic() - watch.wall, time.monotonic()
-        while not watch.done:
-            self.store(self.collect())
-            self.learn()
+        with Interruptible() as stop:
+            while not watch.done:
+                self.store(self.collect())
+                self.learn()
+                watch.wall = time.monotonic() - started
+                watch.log_if_due(self.learner.updates, self.metrics)
+                result = watch.evaluate_if_due(self.learner.updates, self.act_greedily) or result
+                if stop.asked or time.monotonic() - saved > self.cfg.checkpoint_seconds:
+                    self.save()
+                    saved = time.monotonic()
+                if stop.asked:
+                    raise KeyboardInterrupt
             watch.wall = time.monotonic() - started
-            watch.log_if_due(self.learner.updates, self.metrics)
-            result = watch.evaluate_if_due(self.learner.updates, self.act_greedily) or result
-            if time.monotonic() - saved > self.cfg.checkpoint_seconds:
-                self.save()
-                saved = time.monotonic()
-        watch.wall = time.monotonic() - started
-        self.save()
+            self.save()
         return result
 
     @torch.no_grad()
@@ -126,25 +130,28 @@ class OffPolicyLoop:
         return self.centre + self.half_range * unit.to(self.centre)
 
     def save(self) -> None:
-        """Write everything that the rest of the run depends on."""
-        state = {
-            "watch": self.watch.state_dict(), "env": self.env.state_dict(), "learner": self.learner.state_dict(),
-            "replay": self.replay.state_dict(), "prior": self.prior.state_dict() if self.prior else None,
-            "generator": self.generator.get_state(),
-        }  # fmt: skip
-        save_checkpoint(self.checkpoint_path, state)
+        """Write everything that the rest of the run depends on; of replay, what is new."""
+        with explained_writes(self.checkpoint_path):
+            state = {
+                "watch": self.watch.state_dict(), "env": self.env.state_dict(), "learner": self.learner.state_dict(),
+                "replay": self.replay_store.save(self.replay), "generator": self.generator.get_state(),
+                "prior": self.prior_store.save(self.prior) if self.prior else None,
+            }  # fmt: skip
+            save_checkpoint(self.checkpoint_path, state)
+            self.replay_store.collect_garbage()
 
     def _resume(self) -> None:
         if not has_checkpoint(self.checkpoint_path):
             self.watch.log.truncate_after(0)
             return
-        state = load_checkpoint(self.checkpoint_path)
+        state = read_state(self.checkpoint_path)
         self.watch.load_state_dict(state["watch"])
         self.obs = self.env.load_state_dict(state["env"])
         self.learner.load_state_dict(state["learner"])
-        self.replay.load_state_dict(state["replay"])
+        self.replay_store.load(state["replay"], self.replay)
         if state["prior"]:
-            self.prior = _replay_from(state["prior"], self.replay)
+            self.prior = Replay(state["prior"]["filled"], 1, self.replay.obs_dim, self.replay.act_dim, self.cfg.device)
+            self.prior_store.load(state["prior"], self.prior)
         self.generator.set_state(state["generator"])
         self.watch.log.truncate_after(self.step)
 
@@ -177,9 +184,3 @@ class OffPolicyLoop:
     @property
     def excluded(self) -> int:
         return self.replay.excluded
-
-
-def _replay_from(state: Mapping[str, Any], like: Replay) -> Replay:
-    prior = Replay(state["rows"].shape[0], 1, like.obs_dim, like.act_dim, like.rows.device)
-    prior.load_state_dict(state)
-    return prior

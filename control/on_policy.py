@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from control.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from control.checkpoint import explained_writes, has_checkpoint, save_checkpoint
 from control.config import TrainConfig
-from control.episodes import Watch, merge_groups, segment_of
+from control.episodes import Interruptible, Watch, merge_groups, read_state, segment_of
 from control.evaluate import EvalResult
 from control.export import action_scale
 from control.ppo import PPO
@@ -47,16 +47,19 @@ class OnPolicyLoop:
         self._resume()
         watch, result = self.watch, None
         started, saved = time.monotonic() - watch.wall, time.monotonic()
-        while not watch.done:
-            self.learn(*self.collect())
+        with Interruptible() as stop:
+            while not watch.done:
+                self.learn(*self.collect())
+                watch.wall = time.monotonic() - started
+                watch.log_if_due(self.learner.updates, self.metrics)
+                result = watch.evaluate_if_due(self.learner.updates, self.act_greedily) or result
+                if stop.asked or time.monotonic() - saved > self.cfg.checkpoint_seconds:
+                    self.save()
+                    saved = time.monotonic()
+                if stop.asked:
+                    raise KeyboardInterrupt
             watch.wall = time.monotonic() - started
-            watch.log_if_due(self.learner.updates, self.metrics)
-            result = watch.evaluate_if_due(self.learner.updates, self.act_greedily) or result
-            if time.monotonic() - saved > self.cfg.checkpoint_seconds:
-                self.save()
-                saved = time.monotonic()
-        watch.wall = time.monotonic() - started
-        self.save()
+            self.save()
         return result
 
     @torch.no_grad()
@@ -120,13 +123,14 @@ class OnPolicyLoop:
             "watch": self.watch.state_dict(), "env": self.env.state_dict(), "learner": self.learner.state_dict(),
             "scale": self.scale.state_dict(),
         }  # fmt: skip
-        save_checkpoint(self.checkpoint_path, state)
+        with explained_writes(self.checkpoint_path):
+            save_checkpoint(self.checkpoint_path, state)
 
     def _resume(self) -> None:
         if not has_checkpoint(self.checkpoint_path):
             self.watch.log.truncate_after(0)
             return
-        state: dict[str, Any] = load_checkpoint(self.checkpoint_path)
+        state: dict[str, Any] = read_state(self.checkpoint_path)
         self.watch.load_state_dict(state["watch"])
         self.obs = self.env.load_state_dict(state["env"])
         self.learner.load_state_dict(state["learner"])

@@ -31,6 +31,7 @@ class Replay:
         self.rows = torch.empty(self.capacity, num_envs, width, device=device)  # pages are touched when written
         self.pos = 0  # next time index to write
         self.filled = 0  # time steps held
+        self.total = 0  # time steps ever added
         self.excluded = 0  # transitions left out because they were not finite
 
     def __len__(self) -> int:
@@ -47,6 +48,7 @@ class Replay:
             self.rows[index] = row.to(self.rows)
             self.pos = (self.pos + row.shape[0]) % self.capacity
             self.filled = min(self.filled + row.shape[0], self.capacity)
+        self.total += rows.shape[0]
         self._exclude_non_finite(rows.shape[0])
 
     def sample(self, n: int, gamma: float, n_step: int, generator: torch.Generator) -> Transition:
@@ -102,16 +104,23 @@ class Replay:
         self.rows[(index[bad_t.cpu()] - 1) % self.capacity, bad_b, cut] = 1.0
         self.excluded += bad_t.numel()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rows in time order, oldest first: only what is filled."""
-        order = (self.pos - self.filled + torch.arange(self.filled, device=self.rows.device)) % self.capacity
-        return {"rows": self.rows[order], "excluded": self.excluded}
+    def slice(self, start: int, end: int) -> Tensor:
+        """(end - start, B, W) rows of absolute time steps, counted from the first ever added and still held."""
+        ages = torch.arange(start, end, device=self.rows.device) - (self.total - self.filled)
+        return self.rows[(self.pos - self.filled + ages) % self.capacity]
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        rows = state["rows"]
-        self.filled = rows.shape[0]
+    def fill(self, rows: Tensor, total: int) -> None:
+        """Replace the content by (T, B, W) rows, the newest of ``total`` ever added."""
+        self.filled, self.total = rows.shape[0], total
         self.pos = self.filled % self.capacity
         self.rows[: self.filled] = rows.to(self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows in time order, oldest first: only what is filled. A long run is kept by ``replay_store`` instead."""
+        return {"rows": self.slice(self.total - self.filled, self.total), "excluded": self.excluded}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.fill(state["rows"], state["rows"].shape[0])
         self.excluded = state["excluded"]
 
 

@@ -34,7 +34,8 @@ def finished(tmp_path_factory):
 
 def test_a_run_leaves_its_files_and_a_policy_that_acts(finished):
     out, _ = finished
-    assert {p.name for p in out.iterdir()} == {"config.yaml", "metrics.jsonl", "checkpoint", "policy", "result.json"}
+    files = {"config.yaml", "metrics.jsonl", "checkpoint", "replay", "prior", "policy", "result.json"}
+    assert {p.name for p in out.iterdir()} == files
     result = json.loads((out / "result.json").read_text())
     assert (result["episodes"], result["demos"], result["algo"]) == (4, 2, "dsact")
     policy = load_policy(out / "policy")
