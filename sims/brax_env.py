@@ -1,6 +1,7 @@
 """Brax environments as a :class:`sims.types.VecEnv`; jax is imported here and nowhere else in the package.
 
 The whole batch steps in one compiled function on jax's default device; observations cross to torch through numpy.
+Matrix products are float32 in full: jax's default on a GPU is TF32, which is known to change what physics does.
 """
 
 from __future__ import annotations
@@ -144,8 +145,10 @@ def _compile(jax: Any, env: Any, time_limit: int) -> tuple[Any, Any]:
 
     def step(carry: Any, action: Any) -> Any:
         before, keys, steps = carry
+        sound = jnp.isfinite(action).all(-1)  # a world given a bad action restarts, and the others do not notice
+        action = jnp.where(sound[:, None], action, 0.0)
         state, steps = jax.vmap(env.step)(before, action), steps + 1
-        broken = ~(jnp.isfinite(state.obs).all(-1) & jnp.isfinite(state.reward))
+        broken = ~(jnp.isfinite(state.obs).all(-1) & jnp.isfinite(state.reward) & sound)
         terminated = (state.done > 0) & ~broken
         truncated = ((steps >= time_limit) & ~terminated) | broken
         done = terminated | truncated
@@ -166,4 +169,11 @@ def _compile(jax: Any, env: Any, time_limit: int) -> tuple[Any, Any]:
         state, keys = jax.lax.cond(done.any(), restart, lambda _: (state, keys), None)
         return settled((state, keys, jnp.where(done, 0, steps))), out
 
-    return jax.jit(reset), jax.jit(step)
+    def exact(function: Any) -> Any:
+        def traced(*args: Any) -> Any:
+            with jax.default_matmul_precision("highest"):
+                return function(*args)
+
+        return jax.jit(traced)
+
+    return exact(reset), exact(step)

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with Box spaces as a :class:`sims.types.VecEnv`.
+"""Any Gymnasium environment with Box spaces (or a Dict of Boxes to observe) as a :class:`sims.types.VecEnv`.
 
 The environments are stepped one after another and reset here, so the true successor of the last action is never lost
 and a time limit is never mistaken for an end.
@@ -6,6 +6,7 @@ and a time limit is never mistaken for an end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,19 +18,27 @@ from torch import Tensor
 from sims.errors import UserError, unknown_choice
 from sims.types import ArraySpec, EnvSpec, TimeStep
 
+BAD_STARTS = 5  # resets in a row that may give nothing finite
+UNBOUNDED = 1e9  # bounds from here on are stand-ins for infinity: no machine has them, and float32 cannot span them
+_RESERVED = ("pixels/", "instruction")  # groups with a meaning of their own, which features leave out
+
 
 class GymVecEnv:
-    """B copies of ``gym.make(name)``. Observations are flattened to float32 in the group ``proprio``.
+    """B copies of ``gym.make(name)``. Observations are flattened to float32.
+
+    A Box is the group ``proprio``; each Box of a Dict is a group of its own name (``privileged`` reaches critics only).
+    A copy that is given or returns a number that is not finite is reset: its step counts as ``diverged``, with reward 0
+    and the last good observation as successor.
 
     Args:
         name: Gymnasium id, e.g. ``"HalfCheetah-v5"``.
         num_envs, seed: batch size; episode ``k`` of copy ``i`` is seeded from ``(seed, i, k)``.
-        time_limit: actions per episode, default the environment's own (1000 where it has none).
+        time_limit: actions per episode, default the environment's own; where it has none, 1000 are enforced here.
         render: make the copies drawable with :meth:`render`.
         env_options: further keyword arguments for ``gym.make``.
 
     Raises:
-        UserError: unknown id, a missing extra, spaces other than Box, an action without finite bounds.
+        UserError: unknown id, a missing extra, other spaces, an action that is whole-numbered, unbounded or empty.
     """
 
     def __init__(
@@ -49,8 +58,12 @@ class GymVecEnv:
             options["render_mode"] = "rgb_array"
         self._envs = [_make(name, options) for _ in range(num_envs)]
         self.num_envs, self.device, self.diverged = num_envs, torch.device("cpu"), 0
-        self.spec = _spec(name, self._envs[0])
-        self._can_render = render
+        self._boxes = _observed(name, self._envs[0].observation_space)
+        ends = np.cumsum([0, *(int(np.prod(box.shape)) for box in self._boxes.values())])
+        self._parts = {name: slice(a, b) for name, a, b in zip(self._boxes, ends[:-1], ends[1:])}
+        self.spec = _spec(name, self._envs[0], self._boxes)
+        space = self._envs[0].action_space
+        self._can_render, self._shape, self._dtype = render, space.shape or (), space.dtype
         self._low, self._high = np.array(self.spec.action.low), np.array(self.spec.action.high)
         self.reset(seed)
 
@@ -62,36 +75,55 @@ class GymVecEnv:
         return self._groups(self._obs)
 
     def _begin(self, i: int) -> np.ndarray:
-        self._episode[i] += 1
-        self._actions[i] = []
-        return self._start(i)
+        for _ in range(BAD_STARTS):
+            self._episode[i] += 1
+            self._actions[i] = []
+            row = self._start(i)
+            if np.isfinite(row).all():
+                return row
+            self.diverged += 1
+        raise UserError(
+            f"{self.spec.task}: {BAD_STARTS} resets in a row gave an observation that is not finite; the last was "
+            f"{row.tolist()}. Check the environment's reset()."
+        )
 
     def _start(self, i: int) -> np.ndarray:
         stream = np.random.SeedSequence([self._seed, i, int(self._episode[i])])
-        return _flat(self._envs[i].reset(seed=int(stream.generate_state(1)[0]))[0])
+        return self._row(self._envs[i].reset(seed=int(stream.generate_state(1)[0]))[0])
+
+    def _row(self, seen: Any) -> np.ndarray:
+        """One observation -> (F,) float32, the groups one after another."""
+        if not isinstance(seen, Mapping):
+            return _flat(seen)
+        return np.concatenate([_flat(seen[name]) for name in self._boxes])
 
     def _apply(self, i: int, action: np.ndarray) -> tuple[Any, ...]:
-        space = self._envs[i].action_space
-        return self._envs[i].step(action.reshape(space.shape or ()).astype(space.dtype))
+        return self._envs[i].step(action.reshape(self._shape).astype(self._dtype))
+
+    def _advance(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, tuple[bool, ...]] | None:
+        """Observation, reward and (terminated, truncated, success); None where one is not finite."""
+        self._actions[i].append(action.copy())
+        seen, reward, terminated, truncated, info = self._apply(i, action)
+        row, value = self._row(seen), float(np.float32(reward))
+        if not (math.isfinite(value) and np.isfinite(row).all()):
+            return None
+        truncated = (truncated or len(self._actions[i]) >= self.spec.episode_steps) and not terminated
+        return row, value, (bool(terminated), truncated, bool(info.get("success", info.get("is_success"))))
 
     def step(self, action: Tensor) -> TimeStep:
         """One step of every copy with (B, A) actions, clipped to the bounds."""
         wanted = np.clip(action.detach().cpu().numpy(), self._low, self._high)
+        sound: Any = np.isfinite(wanted).all(axis=1)
         successor, obs = self._obs.copy(), self._obs.copy()
         reward = np.zeros(self.num_envs, np.float32)
         flags = np.zeros((4, self.num_envs), dtype=bool)  # terminated, truncated, diverged, success
         for i in range(self.num_envs):
-            self._actions[i].append(wanted[i].copy())
-            row, value, terminated, truncated, info = self._apply(i, wanted[i])
-            row = _flat(row)
-            broken = not (np.isfinite(row).all() and np.isfinite(value))
-            if broken:  # the last good observation stands in for a state that is none
-                terminated, truncated, value = False, True, 0.0
+            moved = self._advance(i, wanted[i]) if sound[i] else None
+            if moved is None:  # the last good observation stands in for a state that is none
+                flags[1:3, i] = True
             else:
-                successor[i] = row
-            reward[i] = value
-            flags[:, i] = terminated, truncated and not terminated, broken, info.get("success", info.get("is_success"))
-            obs[i] = self._begin(i) if terminated or truncated else successor[i]
+                successor[i], reward[i], (flags[0, i], flags[1, i], flags[3, i]) = moved
+            obs[i] = self._begin(i) if flags[0, i] or flags[1, i] else successor[i]
         self.diverged += int(flags[2].sum())
         self._obs = obs
         return self._time_step(obs, successor, reward, flags)
@@ -108,7 +140,7 @@ class GymVecEnv:
         )
 
     def _groups(self, rows: np.ndarray) -> dict[str, Tensor]:
-        return {"proprio": torch.from_numpy(rows.copy())}
+        return {name: torch.from_numpy(rows[:, part].copy()) for name, part in self._parts.items()}
 
     def render(self, ids: Sequence[int], camera: str = "") -> Tensor:
         """(N, H, W, 3) uint8 of the named copies; Gymnasium has one camera, so ``camera`` is ignored."""
@@ -157,25 +189,46 @@ def _make(name: str, options: Mapping[str, Any]) -> gym.Env:
         raise UserError(f"gym/{name} needs a package that is not installed: {error}") from error
 
 
-def _spec(name: str, env: gym.Env) -> EnvSpec:
-    for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
-        if not isinstance(space, gym.spaces.Box):
-            raise UserError(f"gym/{name} has a {type(space).__name__} {kind} space; only Box spaces are supported")
-    seen, act = env.observation_space, env.action_space
-    assert isinstance(seen, gym.spaces.Box)
-    assert isinstance(act, gym.spaces.Box)
-    low, high = act.low.astype(np.float64).ravel(), act.high.astype(np.float64).ravel()
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise UserError(
-            f"gym/{name} has an action without finite bounds ({low.tolist()} .. {high.tolist()}); "
-            "wrap it with gymnasium.wrappers.RescaleAction or register bounded limits"
-        )
+def _observed(name: str, space: gym.Space) -> dict[str, gym.spaces.Box]:
+    """Group -> box: one group, or those of a Dict."""
+    boxes = dict(space.spaces) if isinstance(space, gym.spaces.Dict) else {"proprio": space}
+    for group, box in boxes.items():
+        if not isinstance(box, gym.spaces.Box) or group.startswith(_RESERVED):
+            where = f" '{group}'" if isinstance(space, gym.spaces.Dict) else ""
+            raise UserError(
+                f"gym/{name} has a {type(box).__name__} observation space{where}; only a Box, or a flat Dict of Boxes "
+                f"with names other than {', '.join(_RESERVED)}, is supported. Register the environment wrapped in "
+                "gymnasium.wrappers.FlattenObservation."
+            )
+    return boxes  # type: ignore[return-value]
+
+
+def _bounds(name: str, space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
+    """Finite bounds (A,) of an action, float64."""
+    advice = "Register the environment wrapped in gymnasium.wrappers.TransformAction with "
+    if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        kind = f"{space.dtype} Box" if isinstance(space, gym.spaces.Box) else type(space).__name__
+        raise UserError(f"gym/{name} has a {kind} action space; only Boxes of real numbers are supported. "
+                        f"{advice}a float32 Box, rounded in its function.")  # fmt: skip
+    low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
+    found = f"({low.tolist()} .. {high.tolist()})"
+    if not ((np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED)).all():  # also false for nan
+        raise UserError(f"gym/{name} has an action without finite bounds {found}. {advice}a Box of the bounds "
+                        "that the machine has; exploration covers all of it.")  # fmt: skip
+    if not (low < high).all() or not len(low):
+        raise UserError(f"gym/{name} has an empty action range {found}. {advice}a Box of the elements "
+                        "that can move.")  # fmt: skip
+    return low, high
+
+
+def _spec(name: str, env: gym.Env, boxes: Mapping[str, gym.spaces.Box]) -> EnvSpec:
+    low, high = _bounds(name, env.action_space)
     limit = env.spec.max_episode_steps if env.spec else None
     step = getattr(env.unwrapped, "dt", None)
     rate = 1.0 / step if isinstance(step, float) and step > 0 else float(env.metadata.get("render_fps") or 1)
     return EnvSpec(
         task=f"gym/{name}",
-        observation={"proprio": ArraySpec((int(np.prod(seen.shape)),))},
+        observation={group: ArraySpec((int(np.prod(box.shape)),)) for group, box in boxes.items()},
         action=ArraySpec((len(low),), low=tuple(low.tolist()), high=tuple(high.tolist())),
         control_hz=rate,
         episode_steps=int(limit or 1000),

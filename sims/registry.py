@@ -62,6 +62,9 @@ def make(name: str, num_envs: int, seed: int = 0, **options: Any) -> VecEnv:
         raise unknown_choice("environment", name, list_envs())
     if num_envs < 1:
         raise UserError(f"num_envs of {name} must be at least 1, got {num_envs}")
+    limit = options.get("time_limit")
+    if limit is not None and limit < 1:
+        raise UserError(f"time_limit={limit} of {name}: must be at least 1 action.")
     return FAMILIES[family](rest, num_envs, seed, dict(options))
 
 
