@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ class Watch:
         self.log = MetricLog(file, f"train {cfg.env}", cfg.steps)
         self.episodes = EpisodeStats(env.num_envs)
         self.step, self.wall, self.solved_in_a_row, self.last_log, self.last_eval = 0, 0.0, 0, 0, 0
-        self.excluded = 0  # rows left out because they were not finite
+        self.excluded, self.warned = 0, False  # rows left out because they were not finite
 
     @property
     def done(self) -> bool:
@@ -48,6 +49,10 @@ class Watch:
         if self.step - self.last_log < self.cfg.log_every and self.step < self.cfg.steps:
             return
         self.last_log = self.step
+        if self.excluded and not self.warned:
+            self.warned = True
+            print(f"{self.cfg.env}: {self.excluded} steps with a number that is not finite, or in a world that broke "
+                  "down, were left out. The count goes on as excluded.", file=sys.stderr)  # fmt: skip
         self.log.write({**self._row(updates), **self.episodes.means(), **metrics, "excluded": self.excluded})
 
     def evaluate_if_due(self, updates: int, act: Act) -> EvalResult | None:
@@ -143,6 +148,11 @@ def _stack(rows: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}
 
 
+def marked(reward: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
+    """The reward, nan where the world broke down and was reset (``diverged``): no such row is learned from."""
+    return reward.masked_fill(metrics["diverged"] > 0, torch.nan) if "diverged" in metrics else reward
+
+
 def merge_groups(groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """(T, B, ...) -> (T B, ...); frames stay behind, no feature reads them."""
     return {k: v.flatten(0, 1) for k, v in groups.items() if not k.startswith("pixels/")}
@@ -159,11 +169,11 @@ class EpisodeStats:
         self.count = 0
 
     def add(self, step: TimeStep) -> None:
-        self.total += step.reward.cpu()
+        self.total += step.reward.cpu().nan_to_num(0.0, 0.0, 0.0)
         self.count += 1
         for name, value in step.metrics.items():
             if name.startswith("reward/"):
-                self.terms[name] = self.terms.get(name, torch.zeros(())) + value.mean()
+                self.terms[name] = self.terms.get(name, torch.zeros(())) + value.nan_to_num(0.0, 0.0, 0.0).mean()
         done = step.terminated | step.truncated
         if done.any():
             done = done.cpu()

@@ -13,7 +13,7 @@ from torch import Tensor
 from control.checkpoint import explained_writes, has_checkpoint, save_checkpoint
 from control.config import TrainConfig
 from control.dsact import DSACT
-from control.episodes import Interruptible, Watch, merge_groups, read_state, segment_of
+from control.episodes import Interruptible, Watch, marked, merge_groups, read_state, segment_of
 from control.evaluate import EvalResult
 from control.export import action_scale
 from control.replay import Replay, sample_mixed
@@ -169,7 +169,8 @@ class OffPolicyLoop:
             self.features(merge_groups(groups)).view(*shape, -1) for groups in (segment.obs, segment.next_obs)
         )
         self.learner.normalizer.update(obs)
-        replay.add(obs, segment.action, segment.reward, segment.terminated, segment.truncated, next_obs)
+        reward = marked(segment.reward, segment.metrics)
+        replay.add(obs, segment.action, reward, segment.terminated, segment.truncated, next_obs)
 
     def _unit_action(self) -> Tensor:
         if self.step < self.cfg.algo.warmup_steps and self.cfg.algo.random_warmup:

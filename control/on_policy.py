@@ -13,7 +13,7 @@ from torch import Tensor
 
 from control.checkpoint import explained_writes, has_checkpoint, save_checkpoint
 from control.config import TrainConfig
-from control.episodes import Interruptible, Watch, merge_groups, read_state, segment_of
+from control.episodes import Interruptible, Watch, marked, merge_groups, read_state, segment_of
 from control.evaluate import EvalResult
 from control.export import action_scale
 from control.ppo import PPO
@@ -84,6 +84,7 @@ class OnPolicyLoop:
     def rollout(self, segment: Segment, log_prob: Tensor, raw: Tensor) -> Rollout:
         """Score, scale and value a segment; ``raw`` (T, B, F) are its features."""
         reward = segment.reward if self.score is None else self._score(segment)
+        reward = marked(reward, segment.metrics)
         shape, device = segment.reward.shape, self.cfg.device
         next_raw = self.features(merge_groups(segment.next_obs)).view(*shape, -1).to(device)
         reward, terminated, truncated = (x.to(device) for x in (reward, segment.terminated, segment.truncated))

@@ -58,6 +58,7 @@ class GymVecEnv:
             options["render_mode"] = "rgb_array"
         self._envs = [_make(name, options) for _ in range(num_envs)]
         self.num_envs, self.device, self.diverged = num_envs, torch.device("cpu"), 0
+        self._datas = [_mujoco_data(env) for env in self._envs]
         self._boxes = _observed(name, self._envs[0].observation_space)
         ends = np.cumsum([0, *(int(np.prod(box.shape)) for box in self._boxes.values())])
         self._parts = {name: slice(a, b) for name, a, b in zip(self._boxes, ends[:-1], ends[1:])}
@@ -100,10 +101,17 @@ class GymVecEnv:
     def _apply(self, i: int, action: np.ndarray) -> tuple[Any, ...]:
         return self._envs[i].step(action.reshape(self._shape).astype(self._dtype))
 
+    def _clock(self, i: int) -> float:
+        """Simulated seconds; nan, which compares with nothing, where MuJoCo does not run the world."""
+        return math.nan if self._datas[i] is None else self._datas[i].time
+
     def _advance(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, tuple[bool, ...]] | None:
         """Observation, reward and (terminated, truncated, success); None where one is not finite."""
         self._actions[i].append(action.copy())
+        before = self._clock(i)
         seen, reward, terminated, truncated, info = self._apply(i, action)
+        if self._clock(i) <= before and np.any(self._datas[i].warning.number):
+            return None  # MuJoCo met a state that is none, put its world back to the start and went on in silence
         row, value = self._row(seen), float(np.float32(reward))
         if not (math.isfinite(value) and np.isfinite(row).all()):
             return None
@@ -187,6 +195,12 @@ def _make(name: str, options: Mapping[str, Any]) -> gym.Env:
         return gym.make(name, **options)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise UserError(f"gym/{name} needs a package that is not installed: {error}") from error
+
+
+def _mujoco_data(env: gym.Env) -> Any:
+    """The simulator's state of an environment on MuJoCo's own bindings, else None."""
+    data = getattr(env.unwrapped, "data", None)
+    return data if hasattr(data, "time") and hasattr(data, "warning") else None
 
 
 def _observed(name: str, space: gym.Space) -> dict[str, gym.spaces.Box]:
