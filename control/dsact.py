@@ -23,7 +23,7 @@ from control.fused import FusedActorCritic, Weights
 from control.graphs import Graphed
 from control.networks import Adam, GreedyActor, actor_mlp, critic_mlp, mean_log_std
 from control.normalizer import RunningNormalizer
-from control.sac import actor_loss, alpha_grad, normalized, pessimistic_grad, soft_target
+from control.sac import actor_loss, alpha_grad, normalized, soft_target
 from control.types import Transition
 
 
@@ -224,9 +224,7 @@ class _Passes:
         action, log_prob = nets.sample(self.w_actor, obs, learner._noise(n, learner.act_dim))
         q = nets.value(self.w_critic, None, action)[..., 0]  # (2, N)
         alpha, least = learner.log_alpha.exp(), q.amin(0)
-        grad_output = nets.critic.grad_output.zero_()  # sigma has no part in the actor's loss
-        grad_output[..., 0] = pessimistic_grad(q, least).div_(n)
-        nets.actor_backward(self.w_actor, self.w_critic, alpha)
+        nets.actor_backward(self.w_actor, self.w_critic, q, least, alpha)
         return actor_loss(least, log_prob, alpha), log_prob
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from control.config import SACConfig, with_defaults
 from control.distributions import sample_squashed
-from control.fused import FusedActorCritic, Weights
+from control.fused import FusedActorCritic, Weights, pessimistic
 from control.graphs import Graphed
 from control.networks import Adam, GreedyActor, actor_mlp, critic_mlp, mean_log_std
 from control.normalizer import RunningNormalizer
@@ -194,8 +194,7 @@ class _Passes:
         action, log_prob = nets.sample(self.w_actor, obs, learner._noise(n, learner.act_dim))
         q = nets.value(self.w_critic, None, action).squeeze(-1)  # (E, N)
         alpha, least = learner.log_alpha.exp(), pessimistic(q)
-        nets.critic.grad_output.copy_(pessimistic_grad(q, least).div_(n).unsqueeze(-1))
-        nets.actor_backward(self.w_actor, self.w_critic, alpha)
+        nets.actor_backward(self.w_actor, self.w_critic, q, least, alpha)
         return actor_loss(least, log_prob, alpha), log_prob
 
 
@@ -215,19 +214,6 @@ def soft_target(reward: Tensor, discount: Tensor, q_next: Tensor, log_prob_next:
 def critic_loss(q: Tensor, target: Tensor) -> Tensor:
     """Half squared error, mean over the batch, summed over the (E, N) critics: eq. 5."""
     return 0.5 * (q - target).square().mean(-1).sum()
-
-
-def pessimistic(q: Tensor) -> Tensor:
-    """(E, N) -> (N,): what the actor climbs: the least of two critics, the mean of an ensemble (RLPD, algorithm 1)."""
-    return q.amin(0) if q.shape[0] <= 2 else q.mean(0)
-
-
-def pessimistic_grad(q: Tensor, value: Tensor) -> Tensor:
-    """(E, N) d sum(value) / d q for ``value = pessimistic(q)``; critics that tie share it."""
-    if q.shape[0] > 2:
-        return torch.full_like(q, 1 / q.shape[0])
-    least = (q == value).float()
-    return least.div_(least.sum(0))
 
 
 def actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
