@@ -178,6 +178,8 @@ class TrainConfig:
     prior_share: float = field(default=0.25, metadata={"help": "share of prior data in a batch (0.5 in RLPD)"})
     log_every: int = field(default=2_000, metadata={"help": "environment steps between rows of metrics.jsonl"})
     checkpoint_seconds: float = field(default=30.0, metadata={"help": "seconds between checkpoints"})
+    tensorboard: bool = field(default=False, metadata={"help": "event files in <out>/tensorboard"})
+    progress: bool = field(default=False, metadata={"help": "lines on the terminal while it trains"})
     seed: int = field(default=0, metadata={"help": "seed of everything"})
     threads: int = field(default=1, metadata={"help": "torch and simulator threads; more were slower on busy machines"})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
@@ -194,6 +196,8 @@ class TrainConfig:
         _require("eval_every", self.eval_every, self.eval_every >= 0, "0 or more")
         _require("demos", self.demos, self.demos is None or self.demos >= 0, "0 or more")
         _require("prior_share", self.prior_share, 0 <= self.prior_share < 1, "in [0, 1)")
+        # from 1_000_003 on seeds belong to evaluations, whose starts a run must not have trained on
+        _require("seed", self.seed, 0 <= self.seed < 1_000_000, "between 0 and 999999")
         stop = self.stop_success
         _require("stop_success", stop, stop is None or 0 <= stop <= 1, "between 0 and 1")
 

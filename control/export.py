@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -48,12 +49,12 @@ def action_scale(spec: EnvSpec, device: torch.device | str = "cpu") -> tuple[Ten
     """
     (dim,) = spec.action.shape
     low, high = (torch.tensor(b, dtype=torch.float32, device=device) for b in (spec.action.low, spec.action.high))
-    if low.numel() != dim or high.numel() != dim or not (torch.isfinite(low) & torch.isfinite(high)).all():
+    if low.numel() != dim or high.numel() != dim or not torch.isfinite(high - low).all():
         raise UserError(
             f"{spec.task}: actions need finite bounds, found low={spec.action.low} high={spec.action.high}. "
             "Wrap the environment with finite action bounds."
         )
-    if not (low < high).all():
+    if not (low < high).all() or dim == 0:
         raise UserError(f"{spec.task}: empty action range, low={spec.action.low} high={spec.action.high}.")
     return (low + high) / 2, (high - low) / 2
 
@@ -81,7 +82,7 @@ def export_policy(
     fresh = path.with_name(path.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    module = module.eval().cpu()
+    module = copy.deepcopy(module).eval().cpu()  # the caller's goes on in its own mode, on its own device
     obs = {k: v.detach().cpu()[:16].contiguous() for k, v in example_obs.items()}
     with torch.no_grad():
         output = module(obs)

@@ -84,7 +84,7 @@ class OnPolicyLoop:
     def rollout(self, segment: Segment, log_prob: Tensor, raw: Tensor) -> Rollout:
         """Score, scale and value a segment; ``raw`` (T, B, F) are its features."""
         reward = segment.reward if self.score is None else self._score(segment)
-        reward = marked(reward, segment.metrics)
+        reward = marked(reward.float(), segment.metrics)
         shape, device = segment.reward.shape, self.cfg.device
         next_raw = self.features(merge_groups(segment.next_obs)).view(*shape, -1).to(device)
         reward, terminated, truncated = (x.to(device) for x in (reward, segment.terminated, segment.truncated))
