@@ -15,8 +15,9 @@ from torch import Tensor
 
 from control.checkpoint import load_checkpoint
 from control.config import TrainConfig
-from control.evaluate import Act, EvalResult, evaluate
+from control.evaluate import Act, EvalResult, evaluate, wilson
 from control.log import MetricLog
+from control.progress import Progress
 from control.types import Segment
 from sims.errors import UserError
 from sims.types import TimeStep, VecEnv
@@ -36,7 +37,8 @@ class Watch:
 
     def __init__(self, cfg: TrainConfig, env: VecEnv, eval_env: VecEnv, file: Path) -> None:
         self.cfg, self.env, self.eval_env = cfg, env, eval_env
-        self.log = MetricLog(file, f"train {cfg.env}", cfg.steps)
+        self.log = MetricLog(file, f"train {cfg.env}", cfg.steps, tensorboard=cfg.tensorboard)
+        self.progress = Progress(cfg.steps) if cfg.progress else None
         self.episodes = EpisodeStats(env.num_envs)
         self.step, self.wall, self.solved_in_a_row, self.last_log, self.last_eval = 0, 0.0, 0, 0, 0
         self.excluded, self.warned = 0, False  # rows left out because they were not finite
@@ -53,7 +55,7 @@ class Watch:
             self.warned = True
             print(f"{self.cfg.env}: {self.excluded} steps with a number that is not finite, or in a world that broke "
                   "down, were left out. The count goes on as excluded.", file=sys.stderr)  # fmt: skip
-        self.log.write({**self._row(updates), **self.episodes.means(), **metrics, "excluded": self.excluded})
+        self._write({**self._row(updates), **self.episodes.means(), **metrics, "excluded": self.excluded})
 
     def evaluate_if_due(self, updates: int, act: Act) -> EvalResult | None:
         cfg = self.cfg
@@ -63,8 +65,22 @@ class Watch:
         result = evaluate(self.eval_env, act, cfg.eval_episodes, EVAL_SEED)
         solved = bool(cfg.stop_success) and result.success >= (cfg.stop_success or 0)
         self.solved_in_a_row = self.solved_in_a_row + 1 if solved else 0
-        self.log.write({**self._row(updates), "eval/success": result.success, "eval/return": result.mean_return})
+        low, high = wilson(result.successes, result.episodes)
+        self._write({
+            **self._row(updates), "eval/success": result.success, "eval/success_low": low, "eval/success_high": high,
+            "eval/return": result.mean_return, "eval/return_error": result.return_error,
+        })  # fmt: skip
         return result
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        written = self.log.write(row)
+        if self.progress:
+            self.progress.show(written)
+
+    def close(self) -> None:
+        self.log.close()
+        if self.progress:
+            self.progress.close()
 
     def _eval_interval(self) -> int:
         """``eval_every`` steps, half of it while a run that may stop early looks close to solved."""

@@ -23,7 +23,7 @@ class EvalResult:
         episodes: number of episodes.
         successes: episodes whose success held at their last step; 0 where the world has no success.
         held: episodes whose success was true at some step.
-        mean_return: mean over episodes of the summed true reward.
+        mean_return: mean over episodes of the summed true reward; ``return_error`` its standard error.
         cycle_steps: median, over successful episodes, of the steps until success was first true; nan without one.
         per_variant: variant name -> (successes, episodes).
     """
@@ -34,6 +34,7 @@ class EvalResult:
     mean_return: float
     cycle_steps: float
     per_variant: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    return_error: float = 0.0
 
     @property
     def success(self) -> float:
@@ -45,7 +46,7 @@ class EvalResult:
         return {
             "episodes": self.episodes, "successes": self.successes, "success": self.success,
             "interval": list(wilson(self.successes, self.episodes)), "held": self.held / max(1, self.episodes),
-            "return": self.mean_return, "cycle_s": cycle,
+            "return": self.mean_return, "return_error": self.return_error, "cycle_s": cycle,
             "per_variant": {k: list(v) for k, v in self.per_variant.items()},
         }  # fmt: skip
 
@@ -124,6 +125,7 @@ def _variants(env: VecEnv) -> Tensor:
 
 def _summary(rows: list[_Episode], names: Any) -> EvalResult:
     cycles = torch.tensor([float(r.first) for r in rows if r.final])
+    totals = torch.tensor([r.total for r in rows], dtype=torch.float64)
     per_variant = {}
     for index, name in enumerate(names):
         own = [r.final for r in rows if r.variant == index]
@@ -133,7 +135,8 @@ def _summary(rows: list[_Episode], names: Any) -> EvalResult:
         episodes=len(rows),
         successes=sum(r.final for r in rows),
         held=sum(r.first > 0 for r in rows),
-        mean_return=sum(r.total for r in rows) / max(1, len(rows)),
+        mean_return=float(totals.mean()) if rows else 0.0,
+        return_error=float(totals.std() / math.sqrt(len(rows))) if len(rows) > 1 else 0.0,
         cycle_steps=float(cycles.median()) if len(cycles) else math.nan,
         per_variant=per_variant,
     )

@@ -14,7 +14,7 @@ from sims.errors import UserError
 from sims.verbs import Verb, run_verb, save_config
 from vlm_rewards.config import REWARDS, EnvReward
 
-FREE_TO_CHANGE = ("out", "threads", "device", "checkpoint_seconds", "log_every")  # on resume
+FREE_TO_CHANGE = ("out", "threads", "device", "checkpoint_seconds", "log_every", "tensorboard", "progress")  # on resume
 FINAL_SEED = 2_000_003  # start states of the last evaluation
 
 
@@ -47,6 +47,7 @@ def train(cfg: TrainConfig) -> Path:
         result = _finish(cfg, loop, out)
         write_text(out / "result.json", json.dumps(result, indent=1))
     finally:
+        loop.watch.close()
         loop.env.close()
         loop.eval_env.close()
     return out

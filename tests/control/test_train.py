@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 
 def test_a_run_leaves_its_files_and_a_policy_that_acts(finished):
     out, _ = finished
-    files = {"config.yaml", "metrics.jsonl", "checkpoint", "replay", "prior", "policy", "result.json"}
+    files = {"config.yaml", "metrics.jsonl", "metrics.csv", "checkpoint", "replay", "prior", "policy", "result.json"}
     assert {p.name for p in out.iterdir()} == files
     result = json.loads((out / "result.json").read_text())
     assert (result["episodes"], result["demos"], result["algo"]) == (4, 2, "dsact")
