@@ -49,6 +49,7 @@ format: $(TEST_STAMP)
 bench: $(TEST_STAMP)
 	$(BIN)/python -m pytest tests -m slow
 	$(BIN)/python tests/benchmarks/sim_speed.py
+	$(BIN)/distillery benchmark
 
 clean:
 	rm -rf runs dist build *.egg-info

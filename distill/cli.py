@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "film": ("distill.film", "film specialists and deployed sentences"),
     "report": ("distill.report", "write the self-contained HTML report of a run"),
     "pipeline": ("distill.pipeline", "run the whole chain: train, distil, evaluate, deploy, report"),
+    "benchmark": ("control.benchmark", "measure speed and learning beside Stable-Baselines3 and SBX"),
     "list": ("distill.inventory", "list worlds, algorithms, rewards and robots"),
     "doctor": ("distill.doctor", "check this machine: versions, rendering, sentence encoder, serial ports"),
 }

@@ -26,10 +26,11 @@ MAY_IMPORT = {
 # external library -> prefixes of the modules that are its one home
 HOMES = {
     "jax": ("sims.brax_env",),
+    "sbx": ("control.benchmark",),
     "brax": ("sims.brax_env",),
     "warp": ("sims.engines.warp",),
     "open_clip": ("vlm_rewards.clip",),
-    "stable_baselines3": ("control.sb3", "control.benchmark_learning", "control.benchmark_speed"),
+    "stable_baselines3": ("control.sb3", "control.benchmark"),
     "hydra": ("sims.verbs",),
     "omegaconf": ("sims.verbs",),
     "serial": ("real_robot.drivers.feetech", "distill.doctor"),
