@@ -154,7 +154,8 @@ class Adam:
     def step(self) -> None:
         """One step down ``theta.grad``."""
         assert self.theta.grad is not None
-        total = self.theta.grad.sum()  # not finite if a term is not
+        # not finite if a term is not; nor if its square is not, which would leave an infinite second moment for ever
+        total = self.theta.grad.sum().square_()
         found = (total - total).ne_(0)  # 0 or 1: inf - inf and nan - nan are nan, which differs from 0
         self.count.add_(1).sub_(found)
         torch._fused_adam_(

@@ -259,9 +259,10 @@ def standardized(advantage: Tensor) -> Tensor:
 
 
 def clip_norm(grad: Tensor | None, limit: float) -> None:
-    """Scale a gradient down to the norm ``limit``, in place and without asking the host."""
+    """Scale a gradient down to the norm ``limit``, in place and without asking the host; nan if the norm is infinite."""
     assert grad is not None
-    grad.mul_((limit / (grad.norm() + 1e-6)).clamp(max=1.0))
+    norm = grad.norm()
+    grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0) + (norm - norm))  # else a lost gradient would count as zero
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:

@@ -118,6 +118,7 @@ def test_first_ratio_is_one_and_the_normaliser_stands_still_until_after_the_upda
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
 @pytest.mark.parametrize("clip_value", [None, 0.1])
 def test_updates_by_hand_equal_autograd(activation, clip_value):
+    torch.manual_seed(0)
     base = {"lr": 1e-3, "gamma": 0.9, "width": 16, "epochs": 3, "minibatch_size": 32, "entropy": 0.01}
     cfg = PPOConfig(**base, activation=activation, clip_value=clip_value, clip=0.05)
     ours, oracle = PPO(5, 2, cfg), PPO(5, 2, dataclasses.replace(cfg, update="autograd"))
