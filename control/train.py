@@ -159,8 +159,10 @@ VERB = Verb(
         "distillery train env=tabletop/reach out=runs/reach",
         "distillery train env=tabletop/lift algo=sac seed=1 out=runs/lift",
         "distillery train env=gym/HalfCheetah-v5 algo=ppo steps=200000 out=runs/cheetah",
+        "distillery train experiment=parallel_dsact out=runs/parallel",
     ),
     groups={"algo": ALGOS, "reward": REWARDS},
+    presets=("experiment",),
 )
 
 

@@ -31,6 +31,7 @@ class Verb:
         sentence: what the verb does.
         examples: command lines to copy.
         groups: config group -> option -> dataclass of that option.
+        presets: groups whose options set several options of the whole config at once; none is chosen by default.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Verb:
     sentence: str
     examples: tuple[str, ...] = ()
     groups: Mapping[str, Mapping[str, type]] = field(default_factory=dict)
+    presets: tuple[str, ...] = ()
 
 
 def config_dir() -> Path:
@@ -202,7 +204,7 @@ def _explain(error: Exception, verb: Verb, overrides: list[str]) -> UserError:
 
 def _option_names(verb: Verb, overrides: list[str]) -> list[str]:
     """Dotted names of every option, including those of the chosen group options."""
-    names = list(verb.groups)
+    names = [*verb.groups, *verb.presets]
     for path, _, _, _ in _fields(verb.schema):
         names.append(path)
     chosen = dict(o.lstrip("+").split("=", 1) for o in overrides if "=" in o)
@@ -247,7 +249,7 @@ def help_text(verb: Verb) -> str:
         lines += _continued(example)
     if verb.groups:
         lines += ["", "groups (choose one option each; group.field=value sets a field of it):"]
-        for group in verb.groups:
+        for group in (*verb.groups, *verb.presets):
             known = sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
             lines += textwrap.wrap(f"{group}={' | '.join(known)}", 96, initial_indent="  ", subsequent_indent="    ")
     lines += ["", "options:"]
