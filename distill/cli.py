@@ -11,6 +11,7 @@ from sims.errors import UserError, unknown_choice
 # verb -> (module with a ``main(argv) -> int``, what it does)
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("control.train", "train a specialist with DSAC-T, SAC or PPO on one task"),
+    "sweep": ("control.sweep", "search for settings of a training with Optuna"),
     "convert": ("control.convert", "turn a Stable-Baselines3 model into a policy artefact"),
     "fit": ("vlm_rewards.fit", "train the small CLIP that turns sentences into rewards"),
     "collect": ("distill.collect", "roll specialists out into a LeRobot v3.0 dataset"),

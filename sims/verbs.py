@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import os
 import re
 import signal
@@ -64,14 +65,9 @@ def compose(verb: Verb, overrides: list[str]) -> Any:
 def compose_raw(verb: Verb, overrides: list[str]) -> Any:
     """The composed DictConfig, before :func:`to_config`."""
     import hydra
-    from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
-    store = ConfigStore.instance()
-    store.store(name=f"base_{verb.name}", node=verb.schema)
-    for group, options in verb.groups.items():
-        for option, schema in options.items():
-            store.store(group=group, name=f"base_{option}", node=schema)
+    _register(verb)
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
@@ -80,6 +76,48 @@ def compose_raw(verb: Verb, overrides: list[str]) -> Any:
         if not type(error).__module__.startswith(("hydra", "omegaconf", "antlr4")):
             raise
         raise _explain(error, verb, overrides) from error
+
+
+def _register(verb: Verb) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name=f"base_{verb.name}", node=verb.schema)
+    for group, options in verb.groups.items():
+        for option, schema in options.items():
+            store.store(group=group, name=f"base_{option}", node=schema)
+
+
+def run_sweep(verb: Verb, argv: list[str], objective: Callable[[Any, Path], float], out: Path) -> None:
+    """Run ``verb`` many times with hydra's Optuna sweeper.
+
+    Args:
+        argv: options, ranges such as ``algo.lr=interval(1e-4,1e-2)``, and the sweeper's own ``hydra.sweeper.n_trials=20``.
+        objective: (checked config, folder of the trial) -> number to be maximised.
+        out: folder of the sweep; trials are numbered in it, the best one is in ``optimization_results.yaml``.
+
+    Raises:
+        UserError: the sweeper is not installed, or hydra does not understand an option.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
+        raise UserError("a sweep needs Optuna's sweeper for hydra: pip install 'robot-distillery[sweep]'.")
+    _register(verb)
+
+    def trial(raw: Any) -> float:
+        return objective(to_config(raw, verb), Path(HydraConfig.get().runtime.output_dir))
+
+    run = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb.name)(trial)
+    fixed = ["--multirun", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", f"hydra.sweep.dir={out}",
+             "hydra.job_logging.root.level=WARNING"]  # fmt: skip
+    before, sys.argv = sys.argv, [verb.name, *fixed, *argv]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra would turn an error into an exit of the process
+    try:
+        run()
+    finally:
+        sys.argv = before
 
 
 def to_config(raw: Any, verb: Verb | None = None) -> Any:

@@ -13,7 +13,7 @@ from distill.cli import VERBS, main, usage
 from sims.verbs import Verb, _fields, compose, config_dir
 
 ROOT = Path(__file__).resolve().parent.parent
-PLAIN = ("list", "doctor", "dataset")  # verbs without a hydra config
+PLAIN = ("list", "doctor", "dataset", "sweep")  # verbs without a hydra config
 HYDRA = [v for v in VERBS if v not in PLAIN]
 
 
