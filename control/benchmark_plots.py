@@ -8,10 +8,10 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from control.benchmark_report import Runs, finals, label
+from control.benchmark_report import NAMES, Runs, finals, label
 
 PANEL, HEIGHT, LEFT, TOP, GAP = 300, 200, 56, 34, 76  # px: width and height of a panel's field, and margins around it
-COLOURS = ("#0072b2", "#d55e00", "#7a7a7a", "#009e73", "#cc79a7", "#e69f00")  # told apart by the colour-blind
+COLOURS = dict(zip(NAMES.values(), ("#0072b2", "#56b4e9", "#d55e00", "#7a7a7a", "#009e73")))  # for the colour-blind
 Seeds = Mapping[int, Mapping[str, Any]]
 Panel = tuple[str, dict[str, Seeds]]  # title, name of a line -> its seeds
 
@@ -33,7 +33,7 @@ def learning_svg(runs: Runs) -> str:
     drawn += [_strip(title, lines, len(drawn)) for title, lines in strips]
     width = len(drawn) * (PANEL + GAP) + 20
     style = "text{font:11px sans-serif;fill:#777} .axis{stroke:#999;fill:none} .title{font-size:13px}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 74}" role="img">'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 90}" role="img">'
             f"<style>{style}</style>\n" + "\n".join(drawn) + "\n</svg>\n")  # fmt: skip
 
 
@@ -41,40 +41,39 @@ def _curves(title: str, lines: Mapping[str, Seeds], column: int) -> str:
     curves = {name: [run["curve"] for run in seeds.values()] for name, seeds in lines.items()}
     top = max(row["return"] for seeds in curves.values() for curve in seeds for row in curve)
     last = max(row["step"] for seeds in curves.values() for curve in seeds for row in curve)
-    parts = [
-        _frame(title, column, top),
-        _text(PANEL, HEIGHT + 16, f"{last:,} steps", "end"),
-        _text(0, HEIGHT + 16, "0"),
-    ]
-    for index, (name, seeds) in enumerate(curves.items()):
-        colour = COLOURS[index % len(COLOURS)]
+    parts = [_frame(title, top), _text(PANEL, HEIGHT + 16, f"{last:,} steps", "end"), _text(0, HEIGHT + 16, "0")]
+    for name, seeds in curves.items():
+        colour = COLOURS[name]
         for curve in seeds:
             parts.append(_line([(row["step"] / last, row["return"] / top) for row in curve], colour, 1, 0.35))
         steps = [row["step"] / last for row in seeds[0]]
         mean = np.mean([[row["return"] for row in curve] for curve in seeds], 0) / top
         parts.append(_line(list(zip(steps, mean.tolist())), colour, 2.5, 1.0))
-        parts.append(_text(index * PANEL / len(curves), HEIGHT + 36, name, colour=colour))
-    return _group(parts, column)
+    return _group([*parts, *_legend(list(curves))], column)
 
 
 def _strip(title: str, lines: Mapping[str, Seeds], column: int) -> str:
     """Every seed's final return as a dot, one place per learner and scale."""
     top = max(max(finals(seeds)) for seeds in lines.values())
-    parts = [_frame(title, column, top)]
-    learners = sorted({name.partition(" x ")[0] for name in lines})
+    parts = [_frame(title, top)]
+    learners = list(dict.fromkeys(name.partition(" x ")[0] for name in sorted(lines)))
     for index, (name, seeds) in enumerate(sorted(lines.items())):
-        x, colour = (index + 0.5) / len(lines), COLOURS[learners.index(name.partition(" x ")[0]) % len(COLOURS)]
-        values = finals(seeds)
+        learner, _, scale = name.partition(" x ")
+        x, values = (index + 0.5) / len(lines) * PANEL, finals(seeds)
         for place, value in enumerate(values):
-            side = (place - (len(values) - 1) / 2) * 5  # px apart, so that equal points stay visible
-            cy = HEIGHT * (1 - value / top)
-            parts.append(f'<circle cx="{x * PANEL + side:.1f}" cy="{cy:.1f}" r="3" fill="{colour}" opacity="0.7"/>')
-        place = f"translate({x * PANEL:.0f} {HEIGHT + 12}) rotate(35)"
-        parts.append(f'<text transform="{place}" style="fill:{colour}">{escape(name)}</text>')
-    return _group(parts, column)
+            side = (place - (len(values) - 1) / 2) * 4  # px apart, so that equal points stay visible
+            y, colour = HEIGHT * (1 - value / top), COLOURS[learner]
+            parts.append(f'<circle cx="{x + side:.1f}" cy="{y:.1f}" r="3" fill="{colour}" opacity="0.7"/>')
+        parts.append(_text(x, HEIGHT + 16, f"\u00d7{scale}", "middle"))
+    return _group([*parts, *_legend(learners)], column)
 
 
-def _frame(title: str, column: int, top: float) -> str:
+def _legend(names: Sequence[str]) -> list[str]:
+    """One line per name below the field, in the colours of their order."""
+    return [_text(0, HEIGHT + 34 + 14 * i, name, colour=COLOURS[name]) for i, name in enumerate(names)]
+
+
+def _frame(title: str, top: float) -> str:
     axis = f'<path class="axis" d="M0 0V{HEIGHT}H{PANEL}"/>'
     ticks = "".join(_text(-6, HEIGHT * (1 - part) + 4, f"{top * part:.0f}", "end") for part in (0, 0.5, 1))
     return f'<text class="title" x="0" y="-14">{escape(title.partition("/")[2])}</text>{axis}{ticks}'

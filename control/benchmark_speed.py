@@ -121,8 +121,10 @@ def floor(width: int) -> Callable[[], None]:
     actor_back = [((h, n), (n, out)), ((n, out), (out, h)), ((h, n), (n, h)), ((n, h), (h, h)), ((OBS, n), (n, h))]
     # the actor runs at the successors and at the states; critics for the target, for their loss and for the actor's
     shapes = 2 * actor + 3 * critic + critic_back + through_critic + actor_back
-    pairs = [(torch.randn(*a), torch.randn(*b)) for a, b in shapes]
-    work = [(torch.mv if b.dim() == 1 else torch.matmul, a, b, torch.matmul(a, b)) for a, b in pairs]
+    arrays = {shape: torch.randn(*shape) for pair in shapes for shape in pair}  # few, so that they stay in the cache
+    pairs = [(arrays[a], arrays[b]) for a, b in shapes]
+    targets = {product.shape: product for product in (torch.matmul(a, b) for a, b in pairs)}
+    work = [(torch.mv if b.dim() == 1 else torch.matmul, a, b, targets[torch.matmul(a, b).shape]) for a, b in pairs]
 
     def products() -> None:
         for product, a, b, target in work:
