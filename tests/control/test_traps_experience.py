@@ -13,7 +13,6 @@ from learner_tools import LEARNERS, experience, iterate, loop_of, same, weights_
 from toy_worlds import Ledger, Point
 
 from control.on_policy import OnPolicyLoop
-from sims.features import FEATURES
 
 pytestmark = pytest.mark.parametrize("name", LEARNERS)
 
@@ -176,7 +175,3 @@ def test_the_normaliser_counts_each_step_once_whatever_the_number_of_updates(nam
     taken = torch.stack(loop.env.seen).flatten(0, 1)
     assert torch.allclose(counts[0][1].float(), taken.mean(0), atol=1e-5)
     assert taken[:, 2].max() == 2
-
-
-def test_features_are_those_of_the_registry(name, tmp_path):
-    assert loop_of(name, tmp_path).features is FEATURES["concat"]
