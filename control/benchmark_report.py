@@ -43,7 +43,9 @@ SPEED = {  # file, less the width -> heading, unit, reference
 NAMES = {
     "dsact": "DSAC-T",
     "dsact_delay2": "DSAC-T with its delay of 2",
+    "dsact_fast": "DSAC-T at rate 1e-3",
     "sac": "SAC",
+    "sac_fast": "SAC at rate 1e-3",
     "sb3_sac": "SB3 SAC",
     "ppo": "PPO",
 }
@@ -204,6 +206,9 @@ def learning_table(runs: Runs, env: str) -> str:
     return "\n".join(lines)
 
 
+FAST = " at rate 1e-3"
+
+
 def finals(seeds: Mapping[int, Row]) -> list[float]:
     return [seeds[seed]["final_return"] for seed in sorted(seeds)]
 
@@ -217,12 +222,13 @@ def comparisons(runs: Runs, env: str) -> str:
     """Verdicts: SAC beside Stable-Baselines3's, DSAC-T beside SAC, and what the reward scale does to each."""
     lines = []
     by_name = {label(group): seeds for (_, group), seeds in _of(runs, env)}
-    for own, reference in (("SAC", "SB3 SAC"), ("DSAC-T", "SAC"), ("DSAC-T", "SB3 SAC")):
+    for own, reference in (("SAC", "SB3 SAC"), ("DSAC-T", "SAC"), ("DSAC-T", "SB3 SAC"),
+                           (f"DSAC-T{FAST}", f"SAC{FAST}")):  # fmt: skip
         for first, seeds in by_name.items():
             second = by_name.get(first.replace(own, reference, 1))
             if first.startswith(f"{own}, w") and second:
                 lines += [_comparison(f"{own} beside {reference}", seeds, second)]
-    for own in ("DSAC-T", "SAC"):
+    for own in ("DSAC-T", "SAC", f"DSAC-T{FAST}", f"SAC{FAST}"):
         groups = [seeds for name, seeds in by_name.items() if name.startswith(f"{own},")]
         if len(groups) > 2:
             lines += [_scales(own, [finals(seeds) for seeds in groups])]

@@ -18,7 +18,8 @@ USAGE = """distillery sweep - search for settings of a training with Optuna, thr
 usage: distillery sweep [option=value ...] [out=folder]
 
 Every option of 'distillery train' (see its --help) with a value or a range:
-  algo.lr=interval(1e-4,1e-2)               a number between the two; tag(log,interval(...)) on a log scale
+  algo.lr=interval(1e-4,1e-2)               a number between the two
+  algo.lr=tag(log,interval(1e-4,1e-2))      the same, on a log scale
   algo.width=choice(64,128,256)             one of them
   hydra.sweeper.n_trials=20                 how many trainings
   hydra.sweeper.sampler.seed=0              the search is repeatable
