@@ -38,8 +38,8 @@ COMMON: dict[str, Any] = {
     "log_std_min": -20.0, "log_std_max": 2.0,
 }  # fmt: skip
 LEARNERS = ("dsact", "sac", "sb3_sac")
-# At 3e-4 no learner climbs to values of 9,300 (reward x 10) within 20,000 steps: Adam moves a weight by at most its rate
-# a step, whatever the loss. The reward scale is therefore studied at this rate, too, for both learners alike.
+# At 3e-4 no learner climbs to values of 9,300 (reward x 10) within 20,000 steps: Adam moves a weight by at most its
+# rate a step, whatever the loss. The reward scale is therefore studied at this rate, too, for both learners alike.
 FAST_RATE = 1e-3
 PENDULUM, HOPPER = "gym/InvertedDoublePendulum-v5", "gym/Hopper-v5"
 SCALES = (0.1, 1.0, 10.0)

@@ -259,7 +259,7 @@ def standardized(advantage: Tensor) -> Tensor:
 
 
 def clip_norm(grad: Tensor | None, limit: float) -> None:
-    """Scale a gradient down to the norm ``limit``, in place and without asking the host; nan if the norm is infinite."""
+    """Scale a gradient down to the norm ``limit``, in place and without asking the host; nan if it is infinite."""
     assert grad is not None
     norm = grad.norm()
     grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0) + (norm - norm))  # else a lost gradient would count as zero

@@ -92,7 +92,7 @@ def run_sweep(verb: Verb, argv: list[str], objective: Callable[[Any, Path], floa
     """Run ``verb`` many times with hydra's Optuna sweeper.
 
     Args:
-        argv: options, ranges such as ``algo.lr=interval(1e-4,1e-2)``, and the sweeper's own ``hydra.sweeper.n_trials=20``.
+        argv: options, ranges such as ``algo.lr=interval(1e-4,1e-2)``, and the sweeper's ``hydra.sweeper.n_trials=20``.
         objective: (checked config, folder of the trial) -> number to be maximised.
         out: folder of the sweep; trials are numbered in it, the best one is in ``optimization_results.yaml``.
 
