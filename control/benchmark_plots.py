@@ -11,7 +11,10 @@ import numpy as np
 from control.benchmark_report import NAMES, Runs, finals, label
 
 PANEL, HEIGHT, LEFT, TOP, GAP = 300, 200, 56, 34, 76  # px: width and height of a panel's field, and margins around it
-COLOURS = dict(zip(NAMES.values(), ("#0072b2", "#56b4e9", "#d55e00", "#7a7a7a", "#009e73")))  # for the colour-blind
+# told apart by the colour-blind, one per name
+COLOURS = dict(
+    zip(NAMES.values(), ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#7a7a7a", "#cc79a7"), strict=True)
+)
 Seeds = Mapping[int, Mapping[str, Any]]
 Panel = tuple[str, dict[str, Seeds]]  # title, name of a line -> its seeds
 

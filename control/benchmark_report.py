@@ -40,12 +40,13 @@ SPEED = {  # file, less the width -> heading, unit, reference
     "ppo_whole": ("Whole iteration of PPO: rollout and update", "ms an iteration", "SB3 PPO, serial worlds"),
     "processes": ("Two learners on two cores, networks {0}x{0}", "ms an update in sum", "one learner, two threads"),
 }
+FAST = " at rate 1e-3"
 NAMES = {
     "dsact": "DSAC-T",
     "dsact_delay2": "DSAC-T with its delay of 2",
-    "dsact_fast": "DSAC-T at rate 1e-3",
+    "dsact_fast": f"DSAC-T{FAST}",
     "sac": "SAC",
-    "sac_fast": "SAC at rate 1e-3",
+    "sac_fast": f"SAC{FAST}",
     "sb3_sac": "SB3 SAC",
     "ppo": "PPO",
 }
@@ -69,7 +70,10 @@ hand. `distillery benchmark` measures speed on your machine in a few minutes, `s
 
 def speed_sections(root: Path) -> Iterator[str]:
     """What was aimed at, then one table per file."""
-    files = sorted((root / "speed").glob("*.json"), key=lambda file: list(SPEED).index(file.stem.partition("_w")[0]))
+    files = sorted(
+        (root / "speed").glob("*.json"),
+        key=lambda file: (list(SPEED).index(_suite(file.stem)[0]), -_suite(file.stem)[1]),
+    )
     found = {file.stem: json.loads(file.read_text()) for file in files}
     if not found:
         return
@@ -124,9 +128,15 @@ def speed_table(name: str, result: Row) -> str:
 
 def _described(name: str) -> tuple[str, str, str]:
     """Heading, unit and reference of a file: ``update_w256`` is the suite ``update`` with networks of width 256."""
-    suite, _, width = name.partition("_w")
+    suite, width = _suite(name)
     heading, unit, reference = SPEED[suite]
     return heading.format(width), unit, reference
+
+
+def _suite(name: str) -> tuple[str, int]:
+    """``loop_w256`` -> (``loop``, 256), ``ppo_whole`` -> (``ppo_whole``, 0)."""
+    suite, _, width = name.rpartition("_w")
+    return (suite, int(width)) if width.isdigit() else (name, 0)
 
 
 def _absent(contestant: str) -> str:
@@ -195,18 +205,14 @@ def _envs(runs: Iterable[tuple[str, str]]) -> list[str]:
 
 def learning_table(runs: Runs, env: str) -> str:
     """One line per group, every seed shown."""
-    lines = ["| | final return of every seed | mean [95 %] | median | IQM | mean of the way | minutes |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| | final return of every seed | mean [95 %] | median | IQM | mean of the way |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
     for (_, group), seeds in _of(runs, env):
         final, way = finals(seeds), ways(seeds)
         each = " / ".join(f"{x:.0f}" for x in final)
-        minutes = np.mean([record["wall_s"] for record in seeds.values()]) / 60
         lines.append(f"| {label(group)} | {each} | {np.mean(final):.0f} {_span(bootstrap(final), '.0f')} "
-                     f"| {np.median(final):.0f} | {iqm(final):.0f} | {np.mean(way):.0f} | {minutes:.1f} |")  # fmt: skip
+                     f"| {np.median(final):.0f} | {iqm(final):.0f} | {np.mean(way):.0f} |")  # fmt: skip
     return "\n".join(lines)
-
-
-FAST = " at rate 1e-3"
 
 
 def finals(seeds: Mapping[int, Row]) -> list[float]:
@@ -242,8 +248,8 @@ def _comparison(what: str, own: Mapping[int, Row], reference: Mapping[int, Row])
         base = abs(float(np.mean(b)))
         interval = difference(a, b)
         gap = (np.mean(a) - np.mean(b)) / base
-        span = _span((interval[0] / base, interval[1] / base), "+.0%")
-        parts.append(f"{name} {gap:+.0%} {span}, *{verdict(interval, MARGIN * base)}*")
+        span = _span((interval[0] / base, interval[1] / base), "+z.0%")
+        parts.append(f"{name} {gap:+z.0%} {span}, *{verdict(interval, MARGIN * base)}*")
     return f"* {what}: " + "; ".join(parts)
 
 
@@ -276,7 +282,9 @@ def _paired(low: list[float], full: list[float]) -> str:
     base = abs(float(np.mean(full)))
     interval = paired_difference(low, full)
     gap = (np.mean(low) - np.mean(full)) / base
-    return f"{gap:+.1%} {_span((interval[0] / base, interval[1] / base), '+.1%')}, *{verdict(interval, MARGIN * base)}*"
+    return (
+        f"{gap:+z.1%} {_span((interval[0] / base, interval[1] / base), '+z.1%')}, *{verdict(interval, MARGIN * base)}*"
+    )
 
 
 def _of(runs: Runs, env: str) -> list[tuple[tuple[str, str], dict[int, Row]]]:

@@ -218,8 +218,11 @@ def test_our_own_worlds_run_with_their_own_settings(tmp_path: Path) -> None:
 
 def test_suites_say_what_they_compare() -> None:
     gym, precision = list(learning.gym_suite()), list(learning.precision_suite())
-    assert len(gym) == 44
-    assert len({run.file(Path()) for run in gym}) == 44
+    assert len({run.file(Path()) for run in gym}) == len(gym)
+    seeds = {env: {run.seed for run in gym if run.env == env} for env in (learning.PENDULUM, learning.HOPPER)}
+    assert seeds == {learning.PENDULUM: set(range(5)), learning.HOPPER: set(range(3))}
+    for learner in ("sac", "dsact"):
+        assert {run.scale for run in gym if run.learner == learner and run.env == learning.PENDULUM} == {0.1, 1, 10}
     for run in precision:  # every bfloat16 run has its float32 twin
         if run.precision == "bfloat16":
             assert any(vars(other) == vars(run) | {"precision": "float32"} for other in precision)
@@ -257,12 +260,18 @@ def test_loop_suite(tmp_path: Path) -> None:
     assert blocks.keys() == {"SB3 SAC", "SAC", "DSAC-T"}
 
 
-def test_ppo_suite() -> None:
-    from control.benchmark_ppo import ppo_speed
+def test_ppo_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    from control import benchmark_ppo
 
-    result = ppo_speed(1, 4, 64, quiet)
-    assert result["update"]["blocks_ms"].keys() == {"SB3 PPO", "PPO", "PPO, autograd"}
-    assert len(result["whole"]["blocks_ms"]) == 3
+    original = benchmark_ppo.ppo_speed
+    monkeypatch.setattr(benchmark_ppo, "ppo_speed", lambda blocks, envs, steps, say: original(blocks, 4, 64, say))
+    benchmark(BenchmarkConfig(suite="ppo", blocks=1, out=str(tmp_path)))
+    update, whole = (json.loads((tmp_path / "speed" / f"ppo_{part}.json").read_text()) for part in ("update", "whole"))
+    assert update["blocks_ms"].keys() == {"SB3 PPO", "PPO", "PPO, autograd"}
+    assert len(whole["blocks_ms"]) == 3
+    assert "Whole iteration of PPO" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
