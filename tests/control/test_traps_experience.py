@@ -12,6 +12,7 @@ import torch
 from learner_tools import LEARNERS, experience, iterate, loop_of, same, weights_of
 from toy_worlds import Ledger, Point
 
+from control.log import read_rows
 from control.on_policy import OnPolicyLoop
 
 pytestmark = pytest.mark.parametrize("name", LEARNERS)
@@ -127,7 +128,7 @@ def test_float64_worlds_train_in_float32(name, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["obs", "reward", "diverged"])
-def test_a_bad_step_of_one_environment_is_left_out_counted_and_harms_nobody(name, what, tmp_path):
+def test_a_bad_step_of_one_environment_is_left_out_counted_and_harms_nobody(name, what, tmp_path, capsys):
     world, bad = Ledger(limit=6), [(1, 5), (1, 20), (2, 33), (0, 34), (1, 34)]
     world.bad = dict.fromkeys(bad, what)
     loop = loop_of(name, tmp_path, world, normalize=True, lr=1e-2)
@@ -142,6 +143,11 @@ def test_a_bad_step_of_one_environment_is_left_out_counted_and_harms_nobody(name
     assert all(math.isfinite(float(v)) for v in loop.metrics.values())
     assert float(loop.metrics["skipped"]) == 0
     assert all(math.isfinite(r) for r in loop.watch.episodes.returns)
+    for _ in range(2):
+        loop.watch.step += loop.cfg.log_every
+        loop.watch.log_if_due(loop.learner.updates, loop.metrics)
+    assert capsys.readouterr().err.count("were left out") == 1  # said once, counted in every row
+    assert read_rows(tmp_path / "metrics.jsonl")[-1]["excluded"] == loop.excluded
 
 
 def _steps_learned_from(loop, world, iterations):

@@ -114,11 +114,15 @@ def test_starts_of_training_evaluation_and_golden_vectors_never_meet():
 @every_off_policy_learner
 @pytest.mark.parametrize("utd", [0.0625, 0.3, 1.0, 2.5])
 def test_updates_per_step_are_exact_and_stay_so_over_a_resume(name, utd, tmp_path):
+    done = 0
     for steps in (120, 240):  # the second run resumes the first
         loop = loop_of(name, tmp_path, run={"utd": utd, "steps": steps}, warmup_steps=24)
+        update, calls = loop.learner.update, []
+        loop.learner.update = lambda batch, update=update, calls=calls: calls.append(1) or update(batch)
         loop.run()
         assert loop.step == steps
-        assert loop.learner.updates == int((steps - 24) * utd)
+        done += len(calls)
+        assert done == loop.learner.updates == int((steps - 24) * utd)
 
 
 @every_off_policy_learner
@@ -153,6 +157,9 @@ def test_discount_and_target_are_never_rounded_to_the_precision_of_products(name
     numbers = {0.99, float(torch.tensor(0.99))}
     assert any(x in numbers if not torch.is_tensor(x) else bool((x == torch.tensor(0.99)).all()) for x in seen[-1])
     assert any(bool((x == 1000.25).all()) for x in tensors)
+    if name in OFF_POLICY:
+        reward, discount, q, log_prob, alpha = (x.double() for x in seen[-1][:5])
+        assert torch.allclose(seen[-1][5].double(), reward + discount * (q - alpha * log_prob), rtol=1e-6)
     assert all(w.dtype != torch.bfloat16 for w in _tensors(learner.state_dict()))
 
 
@@ -293,15 +300,14 @@ class Moody(nn.Module):
         return self.out(self.drop(self.norm(obs["proprio"]))).unsqueeze(1)
 
 
-def test_an_artefact_is_the_module_in_evaluation_mode_and_the_module_stays_in_its_own(tmp_path):
+@pytest.mark.parametrize("training", [True, False])
+def test_an_artefact_is_the_module_in_evaluation_mode_and_the_module_stays_in_its_own(training, tmp_path):
     torch.manual_seed(0)
-    module, obs = Moody().train(), torch.randn(6, 5)
-    module.norm.weight.requires_grad_(False)
+    module, obs = Moody().train(training), torch.randn(6, 5)
     before = {k: v.clone() for k, v in module.state_dict().items()}
     path = export_policy(module, Ledger().spec, {"proprio": obs}, tmp_path / "policy")
     got, _ = load_policy(path)({"proprio": obs.numpy()})
-    assert module.training
-    assert module.drop.training
+    assert all(part.training == training for part in module.modules())
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     with torch.no_grad():
         assert np.abs(got - module.eval()({"proprio": obs}).numpy()).max() < 1e-5

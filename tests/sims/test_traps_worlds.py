@@ -94,13 +94,24 @@ def test_each_step_gives_the_true_successor_and_what_to_act_on_next(env):
     assert resets >= 4 * env.num_envs
 
 
-def test_a_limit_counts_the_actions_of_each_episode(env):
+def test_a_limit_counts_the_actions_of_each_episode_and_is_no_end(env):
     env.reset(3)
-    age = torch.zeros(env.num_envs)
+    age, limits = torch.zeros(env.num_envs), 0
     for step in roll(env, 4 * LIMIT):
         age += 1
         assert torch.equal(step.truncated, (age == LIMIT) & ~step.terminated)
         age[step.terminated | step.truncated] = 0
+        limits += int(step.truncated.sum())
+    assert limits >= env.num_envs
+    # an end is one without a limit too: of a first episode, the same is terminated at the same step
+    unlimited = world_of(env.spec.task, time_limit=500)
+    env.reset(3)
+    unlimited.reset(3)
+    first = torch.ones(env.num_envs, dtype=torch.bool)
+    for a, b in zip(roll(env, LIMIT), roll(unlimited, LIMIT)):
+        assert torch.equal(a.terminated[first], b.terminated[first])
+        first &= ~b.terminated
+    unlimited.close()
 
 
 def test_what_was_returned_is_never_written_again(env):
