@@ -106,8 +106,8 @@ def precision_suite(width: int = WIDTH) -> Iterator[Run]:
 def brax_suite() -> Iterator[Run]:
     """One world of Brax by an on-policy and an off-policy learner, with the world's own settings."""
     for seed in range(3):
-        yield Run("brax/inverted_pendulum", "ppo", 400_000, seed)
-        yield Run("brax/inverted_pendulum", "dsact", 200_000, seed)
+        yield Run("brax/inverted_pendulum", "ppo", 200_000, seed)
+        yield Run("brax/inverted_pendulum", "dsact", 400_000, seed)
 
 
 def run_suite(runs: list[Run], root: Path, jobs: int = 1, say: Callable[[str], None] = print) -> None:

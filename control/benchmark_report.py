@@ -121,7 +121,7 @@ def speed_table(name: str, result: Row) -> str:
     for own, times in blocks.items():
         middle, interval = ratio(blocks, own, reference)
         lines.append(f"| {own} | {np.median(times):.3f} | {middle:.2f} {_span(interval, '.2f')} |")
-    if name.startswith("update") and "SBX SAC" not in blocks:
+    if name.startswith(("update", "loop")) and "SBX SAC" not in blocks:
         lines.append(f"| SBX SAC | {_absent('SBX SAC')} | |")
     return "\n".join(lines)
 

@@ -39,11 +39,7 @@ def update_speed(width: int, blocks: int, repeats: int, say: Say) -> dict[str, A
     with pinned():
         contestants = {"SB3 SAC": _sb3_sac(width, repeats), **_ours(width, repeats)}
         contestants["matrix products alone"] = timed(floor(width), repeats)
-        sbx = _sbx_sac(width, repeats)
-        if sbx is None:
-            say("  SBX: not installed (pip install sbx-rl)")
-        else:
-            contestants["SBX SAC"] = sbx
+        contestants |= _sbx_updates(width, repeats, say)
         return {"width": width, "batch": BATCH, "repeats": repeats} | alternate(contestants, blocks, say)
 
 
@@ -75,35 +71,52 @@ def _replay() -> Replay:
 
 
 def _sb3_sac(width: int, repeats: int) -> Callable[[], float]:
+    model = _sb3(width, ROWS)
+    return timed(lambda: model.train(repeats, BATCH), units=repeats)
+
+
+def _sb3(width: int, rows: int) -> Any:
+    """Its SAC with a few steps behind it: data, a logger, a first few updates."""
     import gymnasium as gym
     from stable_baselines3 import SAC as Theirs
 
     net = {"net_arch": [width, width]}
-    model = Theirs("MlpPolicy", gym.make(ENV), buffer_size=ROWS, seed=0, device="cpu", policy_kwargs=net,
-                   learning_starts=450)  # fmt: skip
-    model.learn(500)  # data, a logger, and a first few updates
-    return timed(lambda: model.train(repeats, BATCH), units=repeats)
+    model = Theirs("MlpPolicy", gym.make(ENV), buffer_size=rows, seed=0, device="cpu", policy_kwargs=net)
+    model.learn(300)
+    return model
 
 
-def _sbx_sac(width: int, repeats: int) -> Callable[[], float] | None:
-    """Its block is one compiled call of ``repeats`` gradient steps, compiled in the block that does not count."""
-    one_thread = "--xla_cpu_multi_thread_eigen=false"  # and one core: read by XLA when jax is imported
-    os.environ.setdefault("XLA_FLAGS", one_thread)
+def _sbx_updates(width: int, repeats: int, say: Say) -> Contestants:
+    """One compiled call of ``repeats`` updates, its fastest way, and one call each, as its loop does by default."""
+    model = _sbx(width, ROWS, say)
+    if model is None:
+        return {}
+
+    def train(updates: int) -> None:
+        model.train(updates, BATCH)
+        np.asarray(model.policy.actor_state.step)  # wait until it is done
+
+    return {
+        "SBX SAC": timed(lambda: train(repeats), units=repeats),
+        "SBX SAC, one call an update": timed(lambda: train(1), repeats),
+    }
+
+
+def _sbx(width: int, rows: int, say: Say) -> Any:
+    """Its SAC with a few steps behind it; None where it is not installed."""
+    # with one core to run on, which XLA asks for when jax is imported, it keeps to one thread
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     try:
         from sbx import SAC as Theirs
     except ImportError:
+        say("  SBX: not installed (pip install sbx-rl)")
         return None
     import gymnasium as gym
 
     net = {"net_arch": [width, width]}
-    model = Theirs("MlpPolicy", gym.make(ENV), buffer_size=ROWS, seed=0, policy_kwargs=net, learning_starts=495)
-    model.learn(500)
-
-    def train() -> None:
-        model.train(repeats, BATCH)
-        np.asarray(model.policy.actor_state.step)  # wait until it is done
-
-    return timed(train, units=repeats)
+    model = Theirs("MlpPolicy", gym.make(ENV), buffer_size=rows, seed=0, policy_kwargs=net)
+    model.learn(300)
+    return model
 
 
 def floor(width: int) -> Callable[[], None]:
@@ -135,21 +148,16 @@ def floor(width: int) -> Callable[[], None]:
 
 def loop_speed(width: int, blocks: int, steps: int, say: Say) -> dict[str, Any]:
     """Act, simulate, store, one update: milliseconds per environment step."""
-    import gymnasium as gym
-    from stable_baselines3 import SAC as Theirs
-
     say(f"whole loop: {ENV}, one environment, one update a step, networks {width}x{width}, {steps} steps a block")
     with pinned(), tempfile.TemporaryDirectory() as folder:
-        net = {"net_arch": [width, width]}
-        model = Theirs("MlpPolicy", gym.make(ENV), seed=0, device="cpu", buffer_size=100_000, policy_kwargs=net)
-        model.learn(300)
         own = {
             "SAC": _loop(SACConfig(**COMMON, width=width), Path(folder) / "sac"),
             "DSAC-T": _loop(DSACTConfig(**COMMON, width=width), Path(folder) / "dsact"),
         }
+        others = {"SB3 SAC": _sb3(width, 100_000), "SBX SAC": _sbx(width, 100_000, say)}
 
-        def theirs() -> None:
-            model.learn(steps, reset_num_timesteps=False)
+        def theirs(model: Any) -> Callable[[], float]:
+            return timed(lambda: model.learn(steps, reset_num_timesteps=False), units=steps)
 
         def ours(loop: OffPolicyLoop) -> Callable[[], float]:
             def run() -> None:
@@ -159,7 +167,8 @@ def loop_speed(width: int, blocks: int, steps: int, say: Say) -> dict[str, Any]:
 
             return timed(run, units=steps)
 
-        contestants = {"SB3 SAC": timed(theirs, units=steps)} | {name: ours(loop) for name, loop in own.items()}
+        contestants = {name: theirs(model) for name, model in others.items() if model is not None}
+        contestants |= {name: ours(loop) for name, loop in own.items()}
         return {"width": width, "batch": BATCH, "steps": steps} | alternate(contestants, blocks, say)
 
 
