@@ -195,7 +195,23 @@ def test_an_interrupted_suite_goes_on_with_what_is_missing(tmp_path: Path, monke
     run_suite(runs, tmp_path, say=quiet)
     assert trained == [0, 1, 2]
     assert runs[0].file(tmp_path).read_bytes() == first
-    assert report.read_runs(tmp_path.parent) is not None
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_equal_those_in_turn(tmp_path: Path) -> None:
+    runs = [Run(learning.PENDULUM, "dsact", 120, seed, width=8) for seed in range(2)]
+    for jobs in (1, 2):
+        run_suite(runs, tmp_path / str(jobs), jobs, quiet)
+    for run in runs:
+        one, two = (json.loads(run.file(tmp_path / jobs).read_text()) for jobs in "12")
+        assert {k: v for k, v in one.items() if k != "wall_s"} == {k: v for k, v in two.items() if k != "wall_s"}
+
+
+@pytest.mark.slow
+def test_processes_suite(tmp_path: Path) -> None:
+    benchmark(BenchmarkConfig(suite="processes", width=8, blocks=1, repeats=2, out=str(tmp_path)))
+    blocks = json.loads((tmp_path / "speed" / "processes_w8.json").read_text())["blocks_ms"]
+    assert all(len(times) == 1 and times[0] > 0 for times in blocks.values())
 
 
 def test_a_run_of_another_budget_is_not_taken_for_this_one(tmp_path: Path) -> None:
