@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from sims.errors import UserError
@@ -33,18 +32,39 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     fresh.mkdir(parents=True)
     tensors: dict[str, Tensor] = {}
     tree = _pack(state, tensors)
-    file = fresh / "tensors.safetensors"
-    save_file(tensors, file)
-    document = {"sha256": sha256(file), "state_sha256": _digest(tree), "state": tree}
-    (fresh / "state.json").write_text(json.dumps(document))
-    for written in (file, fresh / "state.json", fresh):
-        fsync(written)
+    data = save(tensors)
+    document = {"sha256": hashlib.sha256(data).hexdigest(), "state_sha256": _digest(tree), "state": tree}
+    append_durably(fresh / "tensors.safetensors", 0, data)
+    append_durably(fresh / "state.json", 0, json.dumps(document).encode())
+    fsync(fresh)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.rename(path, old)
     os.rename(fresh, path)
     fsync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def append_durably(file: Path, at: int, data: Any) -> None:
+    """Make ``file`` its first ``at`` bytes followed by ``data``, and wait until it is on the disk.
+
+    Raises:
+        OSError: not all could be written, saying how much that was; the bytes before ``at`` stay.
+    """
+    view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+    try:
+        with file.open("r+b" if at else "wb", buffering=0) as stream:
+            stream.truncate(at)
+            stream.seek(at)
+            left = view
+            while left:
+                left = left[stream.write(left) :]
+            os.fsync(stream.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(file, at)  # makes room again
+        size = view.nbytes / 2**20
+        raise OSError(error.errno, f"{error.strerror}, writing {size:.2f} MiB", str(file)) from error
 
 
 @contextlib.contextmanager
@@ -56,10 +76,8 @@ def explained_writes(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(_beside(path, ".new"), ignore_errors=True)
-        for torn in path.parent.glob("*/*.new"):
-            torn.unlink(missing_ok=True)
         free = shutil.disk_usage(path.parent).free / 2**20
         kept = (
             "The last checkpoint is intact: make room and repeat the command to resume."

@@ -21,19 +21,19 @@ class RunningNormalizer:
         self.m2 = torch.zeros(dim, dtype=torch.float64, device=device)  # sum of squared deviations
         self._refresh()
 
-    def update(self, rows: Tensor) -> None:
-        """Add (..., F) rows; rows with a non-finite element are left out."""
+    def update(self, rows: Tensor, good: Tensor | None = None) -> None:
+        """Add (..., F) rows; those with a non-finite element, or where ``good`` (...) is False, are left out."""
         if not self.enabled:
             return
         rows = rows.reshape(-1, rows.shape[-1]).double()  # (N, F)
-        rows = rows[torch.isfinite(rows).all(-1)]
-        n = rows.shape[0]
-        if n == 0:
-            return
-        mean, total = rows.mean(0), self.count + n
-        delta = mean - self.mean
-        self.m2 += (rows - mean).square().sum(0) + delta.square() * self.count * n / total
-        self.mean += delta * n / total
+        kept = torch.isfinite(rows).all(-1)
+        kept = kept if good is None else kept & good.reshape(-1)
+        kept, n = kept.unsqueeze(-1), kept.sum()
+        mean = torch.where(kept, rows, 0.0).sum(0) / n.clamp(min=1)
+        total, delta = self.count + n, mean - self.mean
+        share = n / total.clamp(min=1)
+        self.m2 += torch.where(kept, rows - mean, 0.0).square().sum(0) + delta.square() * self.count * share
+        self.mean += delta * share
         self.count = total
         self._refresh()
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from control.checkpoint import explained_writes, has_checkpoint, save_checkpoint
+from control.checkpoint import explained_writes, save_checkpoint
 from control.config import TrainConfig
 from control.dsact import DSACT
-from control.episodes import Interruptible, Watch, marked, merge_groups, read_state, segment_of
+from control.episodes import Watch, marked, merge_groups, segment_of
 from control.evaluate import EvalResult
 from control.export import action_scale
 from control.replay import Replay, sample_mixed
 from control.replay_store import ReplayStore
+from control.running import drive
 from control.sac import SAC
 from control.types import Segment, Transition
+from sims.errors import UserError
 from sims.types import VecEnv
 
 Features = Callable[[Mapping[str, Tensor]], Tensor]
@@ -54,8 +56,9 @@ class OffPolicyLoop:
         self.watch = Watch(cfg, env, eval_env, out / "metrics.jsonl")
         self.centre, self.half_range = action_scale(env.spec, env.device)
         self.obs = env.reset(cfg.seed)
-        obs_dim, act_dim = features(self.obs).shape[-1], self.centre.numel()
-        self.learner = LEARNERS[cfg.algo.name](obs_dim, act_dim, cfg.algo, cfg.device, cfg.seed)
+        self.privileged = _privileged_groups(self.obs, env.spec.task) if cfg.algo.privileged else []
+        actor_dim, obs_dim, act_dim = features(self.obs).shape[-1], self._seen(self.obs).shape[-1], self.centre.numel()
+        self.learner = LEARNERS[cfg.algo.name](obs_dim, act_dim, cfg.algo, cfg.device, cfg.seed, actor_dim)
         capacity = -(-min(cfg.algo.buffer_size, cfg.steps + SEGMENT_STEPS * env.num_envs) // env.num_envs)
         self.replay = Replay(capacity, env.num_envs, obs_dim, act_dim, cfg.device)
         self.replay_store, self.prior_store = ReplayStore(out / "replay"), ReplayStore(out / "prior")
@@ -65,24 +68,12 @@ class OffPolicyLoop:
 
     def run(self) -> EvalResult | None:
         """Train until ``steps`` or until solved; returns the last evaluation on the way, if any."""
-        self._resume()
-        watch, result = self.watch, None
-        started, saved = time.monotonic() - watch.wall, time.monotonic()
-        with Interruptible() as stop:
-            while not watch.done:
-                self.store(self.collect())
-                self.learn()
-                watch.wall = time.monotonic() - started
-                watch.log_if_due(self.learner.updates, self.metrics)
-                result = watch.evaluate_if_due(self.learner.updates, self.act_greedily) or result
-                if stop.asked or time.monotonic() - saved > self.cfg.checkpoint_seconds:
-                    self.save()
-                    saved = time.monotonic()
-                if stop.asked:
-                    raise KeyboardInterrupt
-            watch.wall = time.monotonic() - started
-            self.save()
-        return result
+        return drive(self)
+
+    def advance(self) -> None:
+        """One segment, and the updates that it is due."""
+        self.store(self.collect())
+        self.learn()
 
     @torch.no_grad()
     def collect(self) -> Segment:
@@ -91,18 +82,15 @@ class OffPolicyLoop:
         for _ in range(SEGMENT_STEPS):
             action = self._unit_action()
             step = self.env.step(self.centre + self.half_range * action)
-            self.watch.episodes.add(step)
             obs.append(self.obs)
             actions.append(action)
             steps.append(step)
             self.obs = step.obs
-        self.watch.step += SEGMENT_STEPS * self.env.num_envs
         return segment_of(obs, actions, steps)
 
     def store(self, segment: Segment) -> None:
         """Score a segment whose actions are in the unit box, then add its features to replay."""
-        self._add(self.replay, self.rescore(segment))
-        self.watch.excluded = self.replay.excluded
+        self.watch.count(segment, self._add(self.replay, self.rescore(segment)))
 
     def rescore(self, segment: Segment) -> Segment:
         """The segment with the reward model's reward; the task's own goes to ``metrics["reward/true"]``."""
@@ -117,7 +105,8 @@ class OffPolicyLoop:
         cfg = self.cfg.algo
         due = int((self.step - cfg.warmup_steps) * self.cfg.utd)
         while self.learner.updates < due:
-            self.metrics = self.learner.update(self.sample())
+            # merged, for a learner that was just resumed has not yet measured what it measures now and then
+            self.metrics = {**self.metrics, **self.learner.update(self.sample())}
 
     def sample(self) -> Transition:
         """A batch, ``prior_share`` of it from the demonstrations."""
@@ -131,20 +120,18 @@ class OffPolicyLoop:
 
     def save(self) -> None:
         """Write everything that the rest of the run depends on; of replay, what is new."""
+        self.watch.exclusions.report()
         with explained_writes(self.checkpoint_path):
             state = {
                 "watch": self.watch.state_dict(), "env": self.env.state_dict(), "learner": self.learner.state_dict(),
                 "replay": self.replay_store.save(self.replay), "generator": self.generator.get_state(),
-                "prior": self.prior_store.save(self.prior) if self.prior else None,
+                "prior": self.prior_store.save(self.prior) if self.prior else None, "metrics": dict(self.metrics),
             }  # fmt: skip
             save_checkpoint(self.checkpoint_path, state)
             self.replay_store.collect_garbage()
 
-    def _resume(self) -> None:
-        if not has_checkpoint(self.checkpoint_path):
-            self.watch.log.truncate_after(0)
-            return
-        state = read_state(self.checkpoint_path)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`save` wrote."""
         self.watch.load_state_dict(state["watch"])
         self.obs = self.env.load_state_dict(state["env"])
         self.learner.load_state_dict(state["learner"])
@@ -153,7 +140,7 @@ class OffPolicyLoop:
             self.prior = Replay(state["prior"]["filled"], 1, self.replay.obs_dim, self.replay.act_dim, self.cfg.device)
             self.prior_store.load(state["prior"], self.prior)
         self.generator.set_state(state["generator"])
-        self.watch.log.truncate_after(self.step)
+        self.metrics = {name: value.to(self.cfg.device) for name, value in state["metrics"].items()}
 
     def _store_prior(self, segments: list[Segment], obs_dim: int, act_dim: int) -> Replay | None:
         if not segments:
@@ -163,20 +150,28 @@ class OffPolicyLoop:
             self._add(prior, self.rescore(segment))
         return prior
 
-    def _add(self, replay: Replay, segment: Segment) -> None:
-        shape = segment.reward.shape  # (T, B)
-        obs, next_obs = (
-            self.features(merge_groups(groups)).view(*shape, -1) for groups in (segment.obs, segment.next_obs)
-        )
-        self.learner.normalizer.update(obs)
+    def _add(self, replay: Replay, segment: Segment) -> Tensor:
+        """Store a (T, B) segment and let the normaliser see it; returns (T, B) bool: what could be stored."""
+        shape = segment.reward.shape
+        obs, next_obs = (self._seen(merge_groups(g)).view(*shape, -1) for g in (segment.obs, segment.next_obs))
         reward = marked(segment.reward, segment.metrics)
-        replay.add(obs, segment.action, reward, segment.terminated, segment.truncated, next_obs)
+        good = replay.add(obs, segment.action, reward, segment.terminated, segment.truncated, next_obs)
+        self.learner.normalizer.update(obs.to(good.device), good)
+        return good
+
+    def _seen(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """(B, F) what critics see: the policy's features, then the privileged groups."""
+        return torch.cat([self.features(obs), *[obs[name].flatten(1).float() for name in self.privileged]], dim=-1)
 
     def _unit_action(self) -> Tensor:
+        """(B, A), finite whatever was observed."""
         if self.step < self.cfg.algo.warmup_steps and self.cfg.algo.random_warmup:
             shape = (self.env.num_envs, self.centre.numel())
-            return torch.rand(shape, generator=self.generator, device=self.generator.device) * 2 - 1
-        return self.learner.act(self.features(self.obs).to(self.cfg.device), explore=True)
+            unit = torch.rand(shape, generator=self.generator, device=self.generator.device) * 2 - 1
+        else:
+            features = self.features(self.obs).to(self.cfg.device).nan_to_num(0.0, 0.0, 0.0)
+            unit = self.learner.act(features, explore=True).nan_to_num(0.0)
+        return unit.to(self.centre)
 
     @property
     def step(self) -> int:
@@ -184,4 +179,12 @@ class OffPolicyLoop:
 
     @property
     def excluded(self) -> int:
-        return self.replay.excluded
+        return self.watch.excluded
+
+
+def _privileged_groups(obs: Mapping[str, Tensor], world: str) -> list[str]:
+    groups = sorted(name for name in obs if name.startswith("privileged"))
+    if not groups:
+        raise UserError(f"algo.privileged=true: {world} has no group 'privileged', only {', '.join(sorted(obs))}. "
+                        "Leave algo.privileged out, or choose a world that has it, such as tabletop.")  # fmt: skip
+    return groups

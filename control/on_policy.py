@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from control.checkpoint import explained_writes, has_checkpoint, save_checkpoint
+from control.checkpoint import explained_writes, save_checkpoint
 from control.config import TrainConfig
-from control.episodes import Interruptible, Watch, marked, merge_groups, read_state, segment_of
+from control.episodes import Watch, marked, merge_groups, segment_of
 from control.evaluate import EvalResult
 from control.export import action_scale
 from control.ppo import PPO
 from control.rollout import ReturnScale, Rollout
+from control.running import drive
 from control.types import Segment
-from sims.errors import UserError
 from sims.types import VecEnv
 
 Features = Callable[[Mapping[str, Tensor]], Tensor]
@@ -44,23 +43,11 @@ class OnPolicyLoop:
 
     def run(self) -> EvalResult | None:
         """Train until ``steps`` or until solved; returns the last evaluation on the way, if any."""
-        self._resume()
-        watch, result = self.watch, None
-        started, saved = time.monotonic() - watch.wall, time.monotonic()
-        with Interruptible() as stop:
-            while not watch.done:
-                self.learn(*self.collect())
-                watch.wall = time.monotonic() - started
-                watch.log_if_due(self.learner.updates, self.metrics)
-                result = watch.evaluate_if_due(self.learner.updates, self.act_greedily) or result
-                if stop.asked or time.monotonic() - saved > self.cfg.checkpoint_seconds:
-                    self.save()
-                    saved = time.monotonic()
-                if stop.asked:
-                    raise KeyboardInterrupt
-            watch.wall = time.monotonic() - started
-            self.save()
-        return result
+        return drive(self)
+
+    def advance(self) -> None:
+        """One rollout, and the update from it."""
+        self.learn(*self.collect())
 
     @torch.no_grad()
     def collect(self) -> tuple[Segment, Tensor, Tensor]:
@@ -69,15 +56,14 @@ class OnPolicyLoop:
         for _ in range(self.learner.cfg.rollout_steps):
             raw = self.features(self.obs).to(self.cfg.device)
             rows.append(raw)
-            action, log_prob = self.learner.sample(self.learner.normalizer(raw))
-            step = self.env.step(self.centre + self.half_range * action.clamp(-1, 1).to(self.centre))
-            self.watch.episodes.add(step)
+            action, log_prob = self.learner.sample(self.learner.normalizer(raw.nan_to_num(0.0, 0.0, 0.0)))
+            unit = action.clamp(-1, 1).nan_to_num(0.0).to(self.centre)  # finite whatever was observed
+            step = self.env.step(self.centre + self.half_range * unit)
             obs.append(self.obs)
             actions.append(action)
             log_probs.append(log_prob)
             steps.append(step)
             self.obs = step.obs
-        self.watch.step += len(steps) * self.env.num_envs
         return segment_of(obs, actions, steps), torch.stack(log_probs), torch.stack(rows)
 
     @torch.no_grad()
@@ -101,13 +87,10 @@ class OnPolicyLoop:
     def learn(self, segment: Segment, log_prob: Tensor, raw: Tensor) -> None:
         """One update from one rollout; the normaliser moves afterwards, so that the first ratio is 1."""
         rollout = self.rollout(segment, log_prob, raw)
-        bad = int((~rollout.valid).sum())
-        if bad == rollout.valid.numel():
-            raise UserError(f"{self.env.spec.task}: every observation or reward of {bad} steps was not finite. "
-                            "Check the world's physics, or the reward model.")  # fmt: skip
-        self.watch.excluded += bad
+        self.watch.count(segment, rollout.valid)
+        self.watch.exclusions.report()  # an update needs something to learn from
         self.metrics = self.learner.update(rollout)
-        self.learner.normalizer.update(raw)
+        self.learner.normalizer.update(raw, rollout.valid)
 
     def _score(self, segment: Segment) -> Tensor:
         assert self.score is not None
@@ -122,21 +105,18 @@ class OnPolicyLoop:
         """Write everything that the rest of the run depends on."""
         state = {
             "watch": self.watch.state_dict(), "env": self.env.state_dict(), "learner": self.learner.state_dict(),
-            "scale": self.scale.state_dict(),
+            "scale": self.scale.state_dict(), "metrics": dict(self.metrics),
         }  # fmt: skip
         with explained_writes(self.checkpoint_path):
             save_checkpoint(self.checkpoint_path, state)
 
-    def _resume(self) -> None:
-        if not has_checkpoint(self.checkpoint_path):
-            self.watch.log.truncate_after(0)
-            return
-        state: dict[str, Any] = read_state(self.checkpoint_path)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`save` wrote."""
         self.watch.load_state_dict(state["watch"])
         self.obs = self.env.load_state_dict(state["env"])
         self.learner.load_state_dict(state["learner"])
         self.scale.load_state_dict(state["scale"])
-        self.watch.log.truncate_after(self.step)
+        self.metrics = {name: value.to(self.cfg.device) for name, value in state["metrics"].items()}
 
     @property
     def step(self) -> int:

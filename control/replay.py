@@ -1,18 +1,20 @@
 """A ring of one-step transitions; n-step returns are formed when a batch is drawn.
 
 One packed row per transition, ``[obs F | action A | reward | terminated | truncated | next_obs F]``, so that a batch is
-one gather. Time runs along the first axis and environments along the second: (capacity, B, W).
+one gather. Time runs along the first axis and environments along the second: (capacity, B, W). A row never changes once
+it is written, so saved rows stay true. Nothing here asks the host for a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from control.types import Transition
+
+STAND_IN = 2.0  # in the column ``truncated``: no n-step window goes on into this row, nor beyond it
 
 
 class Replay:
@@ -20,6 +22,10 @@ class Replay:
 
     Stores features (F,) and unit-box actions (A,). A transition keeps its true successor, so nothing is ever read
     across an episode boundary.
+
+    Attributes:
+        total: time steps ever added; step ``t`` lies in slot ``t % capacity``.
+        filled: time steps held, the newest of them.
     """
 
     def __init__(
@@ -29,27 +35,43 @@ class Replay:
         self.obs_dim, self.act_dim = obs_dim, act_dim
         width = 2 * obs_dim + act_dim + 3
         self.rows = torch.empty(self.capacity, num_envs, width, device=device)  # pages are touched when written
-        self.pos = 0  # next time index to write
-        self.filled = 0  # time steps held
-        self.total = 0  # time steps ever added
-        self.excluded = 0  # transitions left out because they were not finite
+        self.total, self.filled = 0, 0
 
     def __len__(self) -> int:
         return self.filled * self.num_envs
 
     def add(
         self, obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, next_obs: Tensor
-    ) -> None:
-        """Append (T, B, ...) in time order: features, unit actions, rewards, flags, true successors."""
+    ) -> Tensor:
+        """Append (T, B, ...) in time order: features, unit actions, rewards, flags, true successors.
+
+        Returns:
+            (T, B) bool, False where a number was not finite: a finite row stands in for such a one.
+        """
         flags = [x.unsqueeze(-1).to(obs.dtype) for x in (reward, terminated, truncated)]
-        rows = torch.cat([obs, action, *flags, next_obs], dim=-1)  # (T, B, W)
-        for row in rows.split(self.capacity):
-            index = (self.pos + torch.arange(row.shape[0], device=row.device)) % self.capacity
-            self.rows[index] = row.to(self.rows)
-            self.pos = (self.pos + row.shape[0]) % self.capacity
-            self.filled = min(self.filled + row.shape[0], self.capacity)
+        rows = torch.cat([obs, action, *flags, next_obs], dim=-1).to(self.rows)  # (T, B, W)
+        good = torch.isfinite(rows).all(-1)  # (T, B)
+        rows = torch.where(good.unsqueeze(-1), rows, self._stand_in(rows, good))
+        self.total += max(0, rows.shape[0] - self.capacity)  # these would be overwritten at once
+        self._write(rows[-self.capacity :])
+        return good
+
+    def _stand_in(self, rows: Tensor, good: Tensor) -> Tensor:
+        """(1, W) the first finite row of a block; without one, the row before it."""
+        width = rows.shape[-1]
+        first = good.flatten().int().argmax().view(1)
+        before = self.rows[(self.total - 1) % self.capacity, :1] if self.filled else rows.new_zeros(1, width)
+        row = torch.where(good.any(), rows.view(-1, width).index_select(0, first), before)
+        row[:, self.obs_dim + self.act_dim + 2] = STAND_IN
+        return row
+
+    def _write(self, rows: Tensor) -> None:
+        at = self.total % self.capacity
+        head = rows[: self.capacity - at]
+        self.rows[at : at + head.shape[0]] = head
+        self.rows[: rows.shape[0] - head.shape[0]] = rows[head.shape[0] :]
         self.total += rows.shape[0]
-        self._exclude_non_finite(rows.shape[0])
+        self.filled = min(self.filled + rows.shape[0], self.capacity)
 
     def sample(self, n: int, gamma: float, n_step: int, generator: torch.Generator) -> Transition:
         """Draw ``n`` transitions uniformly, each summed over up to ``n_step`` rewards."""
@@ -62,66 +84,53 @@ class Replay:
         The sum runs over k <= n_step rewards and stops early at a termination, a truncation, or the write pointer;
         ``discount = gamma^k (1 - terminated)`` and ``next_obs`` is the successor of the last step summed.
         """
-        first = self._rows(index)
         f, a = self.obs_dim, self.act_dim
-        reward, terminated, truncated = first[:, f + a], first[:, f + a + 1], first[:, f + a + 2]
-        discount = torch.full_like(reward, gamma)
-        next_obs = first[:, f + a + 3 :]
-        if n_step > 1:
-            reward, discount = reward.clone(), discount.clone()
-        for k in range(1, n_step):
-            age = index + k * self.num_envs
-            go_on = (terminated + truncated == 0) & (age < len(self))
-            row = self._rows(age.clamp(max=len(self) - 1))
-            reward = reward + go_on * discount * row[:, f + a]
-            discount = torch.where(go_on, discount * gamma, discount)
-            next_obs = torch.where(go_on.unsqueeze(-1), row[:, f + a + 3 :], next_obs)
-            # a window that stopped keeps a set flag, so it never goes on again
-            terminated = torch.where(go_on, row[:, f + a + 1], terminated)
-            truncated = torch.where(go_on, row[:, f + a + 2], torch.maximum(truncated, 1 - terminated))
-        return Transition(first[:, :f], first[:, f : f + a], reward, discount * (1 - terminated), next_obs)
+        rows = self.rows.view(self.capacity * self.num_envs, -1)
+        if n_step == 1:
+            batch = rows.index_select(0, self._slots(index))
+            reward, next_obs = batch[:, f + a], batch[:, f + a + 3 :]
+            return Transition(batch[:, :f], batch[:, f : f + a], reward, gamma * (1 - batch[:, f + a + 1]), next_obs)
+        age = torch.arange(n_step, device=index.device).unsqueeze(1) * self.num_envs + index  # (n, N)
+        batch = rows.index_select(0, self._slots(age.clamp(max=len(self) - 1)).flatten())  # (n N, W)
+        reward, terminated, truncated = batch[:, f + a : f + a + 3].T.reshape(3, n_step, -1)  # (n, N) each
+        going = self._going(age, terminated, truncated)
+        powers = gamma ** torch.arange(n_step + 1, device=index.device)
+        k = going.sum(0)  # (N,) 1 to n
+        last = (k - 1) * len(index) + torch.arange(len(index), device=index.device)
+        next_obs = batch[:, f + a + 3 :].index_select(0, last)
+        discount = powers[k] * (1 - terminated.flatten()[last])
+        first = batch[: len(index)]
+        total = (reward * going * powers[:-1, None]).sum(0)
+        return Transition(first[:, :f], first[:, f : f + a], total, discount, next_obs)
 
-    def _rows(self, age: Tensor) -> Tensor:
-        """(N,) ages -> (N, W)."""
-        oldest = (self.pos - self.filled) * self.num_envs
-        size = self.capacity * self.num_envs
-        return self.rows.view(size, -1).index_select(0, (age + oldest) % size)
+    def _going(self, age: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
+        """(n, N) 1 for the steps that a window sums, 0 from the first one that it may not go on into."""
+        enter = (age < len(self)) & (truncated != STAND_IN)
+        enter[1:] &= terminated[:-1] + truncated[:-1] == 0
+        enter[0] = True
+        return enter.int().cumprod(0)
 
-    def _exclude_non_finite(self, steps: int) -> None:
-        """Replace rows with a non-finite number by a finite row of the same block, and cut n-step windows around it."""
-        index = (self.pos - min(steps, self.capacity) + torch.arange(min(steps, self.capacity))) % self.capacity
-        block = self.rows[index.to(self.rows.device)]  # (T, B, W)
-        good = torch.isfinite(block).all(-1)
-        if good.all():
-            return
-        if not good.any():
-            raise FloatingPointError("every environment returned non-finite observations or rewards")
-        bad_t, bad_b = torch.nonzero(~good, as_tuple=True)
-        block[bad_t, bad_b] = block[good][0]
-        cut = self.obs_dim + self.act_dim + 2
-        block[bad_t, bad_b, cut] = 1.0
-        self.rows[index.to(self.rows.device)] = block
-        self.rows[(index[bad_t.cpu()] - 1) % self.capacity, bad_b, cut] = 1.0
-        self.excluded += bad_t.numel()
+    def _slots(self, ages: Tensor) -> Tensor:
+        """Flat ages -> flat places in ``rows``."""
+        return (ages + (self.total - self.filled) * self.num_envs) % (self.capacity * self.num_envs)
 
     def slice(self, start: int, end: int) -> Tensor:
-        """(end - start, B, W) rows of absolute time steps, counted from the first ever added and still held."""
-        ages = torch.arange(start, end, device=self.rows.device) - (self.total - self.filled)
-        return self.rows[(self.pos - self.filled + ages) % self.capacity]
+        """(end - start, B, W) rows of the time steps ``start`` to ``end`` of ``total``, which must still be held."""
+        first, length = start % self.capacity, end - start
+        head = self.rows[first : first + length]
+        return torch.cat([head, self.rows[: length - head.shape[0]]])
 
-    def fill(self, rows: Tensor, total: int) -> None:
-        """Replace the content by (T, B, W) rows, the newest of ``total`` ever added."""
-        self.filled, self.total = rows.shape[0], total
-        self.pos = self.filled % self.capacity
-        self.rows[: self.filled] = rows.to(self.rows)
+    def fill(self, blocks: Iterable[tuple[int, Tensor]], total: int, filled: int) -> None:
+        """Replace the content by the newest ``filled`` of ``total`` time steps.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rows in time order, oldest first: only what is filled. A long run is kept by ``replay_store`` instead."""
-        return {"rows": self.slice(self.total - self.filled, self.total), "excluded": self.excluded}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.fill(state["rows"], state["rows"].shape[0])
-        self.excluded = state["excluded"]
+        Args:
+            blocks: (first time step, (T, B, W) rows), in order, which together hold these steps or more.
+        """
+        oldest = total - min(filled, self.capacity)
+        self.total, self.filled = oldest, 0
+        for start, rows in blocks:
+            self._write(rows[max(0, self.total - start) :].to(self.rows))
+        assert self.total == total, f"{self.total} time steps restored of {total}"
 
 
 def sample_mixed(

@@ -179,8 +179,8 @@ def run_verb(verb: Verb, argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("interrupted; the same command resumes", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "interrupted; the same command resumes", file=sys.stderr)
         return 130
 
 

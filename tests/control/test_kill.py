@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from control.checkpoint import load_checkpoint
 from control.replay import Replay
@@ -149,7 +151,7 @@ def filled(capacity: int, steps: int, replay: Replay | None = None) -> Replay:
 
 def restored(store: ReplayStore, state, capacity: int) -> Replay:
     replay = Replay(capacity, 2, 3, 1)
-    ReplayStore(store.folder).load(state, replay)
+    ReplayStore(store.folder, store.chunk_bytes).load(state, replay)
     return replay
 
 
@@ -157,53 +159,102 @@ def held(replay: Replay) -> list[float]:
     return replay.slice(replay.total - replay.filled, replay.total)[:, 0, 0].tolist()
 
 
+def steps(first: int, end: int) -> list[float]:
+    return [float(i) for i in range(first, end)]
+
+
+STEP_BYTES = 2 * 10 * 4  # two environments, 2 * 3 + 1 + 3 numbers each
+
+
+def store_of(folder: Path) -> ReplayStore:
+    return ReplayStore(folder, 4 * STEP_BYTES)  # four time steps a chunk
+
+
+def sizes(folder: Path) -> dict[int, int]:
+    """First time step -> time steps, of the chunks in a folder."""
+    return {int(f.stem): f.stat().st_size // STEP_BYTES for f in sorted(folder.iterdir())}
+
+
 def test_a_checkpoint_writes_only_what_is_new_and_the_ring_drops_old_chunks(tmp_path):
-    store, replay = ReplayStore(tmp_path), filled(10, 4)
+    store, replay = store_of(tmp_path), filled(10, 6)
     store.save(replay)
     store.collect_garbage()
-    size = {f.name: f.stat().st_mtime_ns for f in tmp_path.iterdir()}
-    filled(10, 4, replay)
+    assert sizes(tmp_path) == {0: 4, 4: 2}
+    whole = (tmp_path / f"{0:012d}.rows").stat().st_mtime_ns
+    filled(10, 3, replay)
     state = store.save(replay)
     store.collect_garbage()
-    assert {n: (tmp_path / n).stat().st_mtime_ns for n in size} == size  # nothing rewritten
-    assert [(c["start"], c["end"]) for c in state["chunks"]] == [(0, 3), (3, 7)]
-    assert held(restored(store, state, 10)) == held(replay) == [float(i) for i in range(8)]
-    filled(10, 9, replay)  # 17 steps, the ring holds 7..16
+    assert sizes(tmp_path) == {0: 4, 4: 4, 8: 1}  # the second grew
+    assert (tmp_path / f"{0:012d}.rows").stat().st_mtime_ns == whole  # the first was not touched
+    assert held(restored(store, state, 10)) == held(replay) == steps(0, 9)
+    filled(10, 6, replay)  # 15 steps, the ring holds 5 .. 14
+    state = store.save(replay)
+    assert sizes(tmp_path) == {0: 4, 4: 4, 8: 4, 12: 3}  # the last checkpoint still names the first
+    store.collect_garbage()
+    assert sizes(tmp_path) == {4: 4, 8: 4, 12: 3}
+    assert held(restored(store, state, 10)) == held(replay) == steps(5, 15)
+    filled(10, 30, replay)  # everything that was saved is gone: a gap
     state = store.save(replay)
     store.collect_garbage()
-    assert [(c["start"], c["end"]) for c in state["chunks"]] == [(7, 16)]
-    assert len(list(tmp_path.iterdir())) == 1
-    assert held(restored(store, state, 10)) == held(replay) == [float(i) for i in range(7, 17)]
+    assert sizes(tmp_path) == {35: 4, 39: 4, 43: 2}
+    assert held(restored(store, state, 10)) == held(replay) == steps(35, 45)
+
+
+def test_a_resumed_run_cuts_off_what_no_checkpoint_names(tmp_path):
+    store, replay = store_of(tmp_path), filled(10, 6)
+    state = store.save(replay)
+    filled(10, 5, replay)
+    store.save(replay)  # killed before the checkpoint was complete
+    resumed, again = store_of(tmp_path), Replay(10, 2, 3, 1)
+    resumed.load(state, again)
+    assert held(again) == steps(0, 6)
+    again.add(*[torch.full((1, 2, *shape), 99.0) for shape in ((3,), (1,), (), (), (), (3,))])
+    state = resumed.save(again)
+    resumed.collect_garbage()
+    assert sizes(tmp_path) == {0: 4, 4: 3}
+    assert held(restored(store, state, 10)) == [*steps(0, 6), 99.0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(capacity=st.integers(1, 12), blocks=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))
+def test_the_last_checkpoint_is_readable_whatever_came_after_it(tmp_path_factory, capacity, blocks):
+    """Law: after any saves, complete or cut off before or after garbage was collected, its rows are found."""
+    store, replay = store_of(tmp_path_factory.mktemp("replay")), Replay(capacity, 2, 3, 1)
+    last = None
+    for count, complete in blocks:
+        filled(capacity, count, replay)
+        state = store.save(replay)
+        if complete:
+            last = state, held(replay)
+            store.collect_garbage()
+        if last:
+            assert held(restored(store, last[0], capacity)) == last[1]
 
 
 def test_a_restored_ring_draws_the_same_batches(tmp_path):
-    store, replay = ReplayStore(tmp_path), filled(10, 23)
+    store, replay = store_of(tmp_path), filled(10, 23)
     other = restored(store, store.save(replay), 10)
     a, b = (r.sample(64, 0.9, 3, torch.Generator().manual_seed(1)) for r in (replay, other))
     assert all(torch.equal(getattr(a, k), getattr(b, k)) for k in a.__dataclass_fields__)
 
 
-def test_a_cut_made_after_the_save_is_kept(tmp_path):
-    """A bad successor cuts the n-step window of the row before it, which a checkpoint may have written already."""
-    store, replay = ReplayStore(tmp_path), filled(10, 4)
-    store.save(replay)
-    flag = torch.zeros(1, 2)
-    bad = torch.tensor([[[float("nan")] * 3, [4.0] * 3]])
-    replay.add(bad, torch.zeros(1, 2, 1), flag, flag, flag, bad)
-    other = restored(store, store.save(replay), 10)
-    assert torch.equal(other.slice(0, 5), replay.slice(0, 5))
-    assert other.excluded == replay.excluded == 1
-
-
-def test_a_missing_or_damaged_chunk_is_named(tmp_path):
-    store = ReplayStore(tmp_path)
-    state = store.save(filled(10, 5))
-    (file,) = tmp_path.iterdir()
+@pytest.mark.parametrize("how", ["missing", "cut", "changed"])
+def test_a_missing_or_damaged_chunk_is_named(how, tmp_path):
+    store = store_of(tmp_path)
+    state = store.save(filled(10, 6))
+    file = tmp_path / f"{4:012d}.rows"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=f"{file.name} is damaged"):
+    if how == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[: len(content) // 2] if how == "cut" else content)
+    with pytest.raises(UserError, match=f"{file.name}.*(missing|damaged).*Restore it"):
         restored(store, state, 10)
-    file.unlink()
-    with pytest.raises(UserError, match=f"{file.name}, which is missing"):
-        restored(store, state, 10)
+
+
+def test_rows_of_another_shape_are_refused(tmp_path):
+    store = store_of(tmp_path)
+    state = store.save(filled(10, 6))
+    with pytest.raises(UserError, match="features"):
+        store.load(state, Replay(10, 2, 4, 1))

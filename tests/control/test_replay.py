@@ -15,7 +15,7 @@ def _fill(replay, rewards, terminated=None, truncated=None, start=0):
     t = len(rewards)
     obs = torch.arange(start, start + t).float().view(t, 1, 1)
     flags = [torch.tensor(x or [False] * t).view(t, 1) for x in (terminated, truncated)]
-    replay.add(obs, torch.zeros(t, 1, 1), torch.tensor(rewards).float().view(t, 1), *flags, obs + 100)
+    return replay.add(obs, torch.zeros(t, 1, 1), torch.tensor(rewards).float().view(t, 1), *flags, obs + 100)
 
 
 def _at(replay, age, n_step, gamma=0.5):
@@ -70,18 +70,33 @@ def test_environments_are_not_mixed():
     assert replay.gather(torch.tensor([0, 1]), 0.5, 2).reward.tolist() == [2.0, 20.0]
 
 
-def test_non_finite_transition_is_replaced_counted_and_never_crossed():
+def test_non_finite_transition_is_replaced_reported_and_never_crossed():
     replay = Replay(8, 1, 1, 1)
-    _fill(replay, [1, math.nan, 4, 8])
-    assert replay.excluded == 1
+    good = _fill(replay, [1, math.nan, 4, 8])
+    assert good.flatten().tolist() == [True, False, True, True]
     batch = replay.gather(torch.arange(4), 0.5, 3)
     assert torch.isfinite(torch.cat([batch.reward, batch.next_obs.flatten(), batch.discount])).all()
-    assert batch.reward[0].item() == 1.0  # the window from step 0 stops before the hole
+    assert batch.reward.tolist() == [1, 1, 4 + 0.5 * 8, 8]  # row 0 stands in for row 1; no window goes into or out of it
+    assert batch.discount.tolist() == [0.5, 0.5, 0.25, 0.5]
 
 
-def test_everything_non_finite_raises():
-    with pytest.raises(FloatingPointError):
-        _fill(Replay(8, 1, 1, 1), [math.nan])
+def test_a_window_stops_before_a_bad_row_of_a_later_block():
+    """And the row before it stays as it was written: it may be on disk already."""
+    replay = Replay(8, 1, 1, 1)
+    _fill(replay, [1, 2])
+    before = replay.rows[:2].clone()
+    assert not _fill(replay, [math.inf], start=2).any()
+    _fill(replay, [4], start=3)
+    assert torch.equal(replay.rows[:2], before)
+    t = _at(replay, 0, 4)
+    assert (t.reward.item(), t.discount.item(), t.next_obs.item()) == (1 + 0.5 * 2, 0.25, 101.0)
+    assert torch.isfinite(replay.rows[: replay.total]).all()
+
+
+def test_nothing_but_bad_rows_leaves_nothing_bad_behind():
+    replay = Replay(8, 1, 1, 1)
+    assert not _fill(replay, [math.nan, math.inf]).any()
+    assert torch.isfinite(replay.rows[: replay.total]).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -117,6 +132,6 @@ def test_prior_share_and_state_round_trip():
     assert (batch.reward == 2).sum().item() == 16
     assert len(sample_mixed(online, None, 0.25, 64, 0.9, 1, g).reward) == 64
     copy = Replay(16, 1, 1, 1)
-    copy.load_state_dict(online.state_dict())
+    copy.fill([(0, online.slice(0, 10))], online.total, online.filled)
     index = torch.arange(10)
     assert torch.equal(copy.gather(index, 0.9, 3).next_obs, online.gather(index, 0.9, 3).next_obs)
