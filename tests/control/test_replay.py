@@ -76,7 +76,12 @@ def test_non_finite_transition_is_replaced_reported_and_never_crossed():
     assert good.flatten().tolist() == [True, False, True, True]
     batch = replay.gather(torch.arange(4), 0.5, 3)
     assert torch.isfinite(torch.cat([batch.reward, batch.next_obs.flatten(), batch.discount])).all()
-    assert batch.reward.tolist() == [1, 1, 4 + 0.5 * 8, 8]  # row 0 stands in for row 1; no window goes into or out of it
+    assert batch.reward.tolist() == [
+        1,
+        1,
+        4 + 0.5 * 8,
+        8,
+    ]  # row 0 stands in for row 1; no window goes into or out of it
     assert batch.discount.tolist() == [0.5, 0.5, 0.25, 0.5]
 
 
