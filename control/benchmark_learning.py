@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from control.benchmark_machine import machine
-from control.config import ALGOS, AlgoConfig, DSACTConfig, PPOConfig, SACConfig, TrainConfig, resolve
+from control.config import ALGOS, AlgoConfig, DSACTConfig, PPOConfig, ResolvedConfig, SACConfig, TrainConfig, resolve
 from control.evaluate import EvalResult, evaluate
 from control.log import write_text
 from control.off_policy import OffPolicyLoop
@@ -177,7 +177,7 @@ def _figures(run: Run, result: EvalResult) -> dict[str, float]:
     return {"return": round(result.mean_return, 2), **success}
 
 
-def train_config(run: Run) -> TrainConfig:
+def train_config(run: Run) -> ResolvedConfig:
     """The settings of one of our learners: those of Stable-Baselines3 in a Gymnasium world, else the world's own."""
     free: dict[str, Any] = {"seed": run.seed, "eval_every": 0, "stop_success": 0.0, "log_every": run.steps}
     if run.env.startswith("gym/"):

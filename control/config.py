@@ -163,23 +163,28 @@ class TrainConfig:
     num_envs: int | None = field(default=None, metadata={"help": "environments that step together; null: the world's"})
     algo: Any = field(default=None, metadata={"help": "group: the learner; None from Python: DSAC-T"})
     reward: Any = field(default=None, metadata={"help": "group: the reward; None from Python: the task's own"})
-    steps: int = field(default=150_000, metadata={"help": "environment steps, all environments together"})
+    steps: int | None = field(
+        default=None, metadata={"help": "environment steps, all environments together; null: the world's"}
+    )
     utd: float | None = field(default=None, metadata={"help": "updates per environment step; null: the world's own"})
     stop_success: float | None = field(
         default=None,
         metadata={"help": "stop at this success in two evaluations running; 0: never; null: 0.97 on the task's reward"},
     )
-    eval_every: int = field(
-        default=8_000, metadata={"help": "environment steps between evaluations, half near the stop; 0: none"}
+    eval_every: int | None = field(
+        default=None,
+        metadata={"help": "environment steps between evaluations, half near the stop; 0: none; null: the world's"},
     )
-    eval_episodes: int = field(default=48, metadata={"help": "episodes of each evaluation on the way"})
-    final_episodes: int = field(default=100, metadata={"help": "episodes of the last evaluation, on fresh starts"})
+    eval_episodes: int | None = field(default=None, metadata={"help": "episodes of an evaluation; null: the world's"})
+    final_episodes: int | None = field(
+        default=None, metadata={"help": "episodes of the last evaluation, on fresh starts; null: the world's"}
+    )
     demos: int | None = field(default=None, metadata={"help": "scripted successes as prior data; null: the task's own"})
     prior_share: float = field(default=0.25, metadata={"help": "share of prior data in a batch (0.5 in RLPD)"})
     log_every: int = field(default=2_000, metadata={"help": "environment steps between rows of metrics.jsonl"})
     checkpoint_seconds: float = field(default=30.0, metadata={"help": "seconds between checkpoints"})
-    tensorboard: bool = field(default=False, metadata={"help": "event files in <out>/tensorboard"})
-    progress: bool = field(default=False, metadata={"help": "lines on the terminal while it trains"})
+    tensorboard: bool = field(default=True, metadata={"help": "event files in <out>/tensorboard"})
+    progress: bool = field(default=False, metadata={"help": "show on the terminal how far it is"})
     seed: int = field(default=0, metadata={"help": "seed of everything"})
     threads: int = field(default=1, metadata={"help": "torch and simulator threads; more were slower on busy machines"})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
@@ -189,12 +194,13 @@ class TrainConfig:
         # groups have no default in the schema: hydra could not replace it by another option
         self.algo = DSACTConfig() if self.algo is None else self.algo
         self.reward = EnvReward() if self.reward is None else self.reward
-        _require("num_envs", self.num_envs, self.num_envs is None or self.num_envs >= 1, "at least 1")
-        for name in ("steps", "threads", "log_every", "final_episodes", "eval_episodes"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        for name in ("num_envs", "steps", "threads", "log_every", "final_episodes", "eval_episodes"):
+            value = getattr(self, name)
+            _require(name, value, value is None or value >= 1, "at least 1")
         _require("utd", self.utd, self.utd is None or self.utd > 0, "above 0")
-        _require("eval_every", self.eval_every, self.eval_every >= 0, "0 or more")
-        _require("demos", self.demos, self.demos is None or self.demos >= 0, "0 or more")
+        for name in ("eval_every", "demos"):
+            value = getattr(self, name)
+            _require(name, value, value is None or value >= 0, "0 or more")
         _require("prior_share", self.prior_share, 0 <= self.prior_share < 1, "in [0, 1)")
         # from 1_000_003 on seeds belong to evaluations, whose starts a run must not have trained on
         _require("seed", self.seed, 0 <= self.seed < 1_000_000, "between 0 and 999999")
@@ -202,13 +208,31 @@ class TrainConfig:
         _require("stop_success", stop, stop is None or 0 <= stop <= 1, "between 0 and 1")
 
 
+@dataclass(kw_only=True)
+class ResolvedConfig(TrainConfig):
+    """What a loop takes: :func:`resolve` has put the world's own value where none was given."""
+
+    num_envs: int = field()
+    steps: int = field()
+    utd: float = field()
+    stop_success: float = field()
+    eval_every: int = field()
+    eval_episodes: int = field()
+    final_episodes: int = field()
+    demos: int = field()
+
+
 def with_defaults(algo: AlgoConfig) -> Any:
     """A copy of a learner's settings in which what was not given is that of any world."""
     return fill(algo, settings_of("", algo.name)["algo"])
 
 
-def resolve(cfg: TrainConfig) -> TrainConfig:
-    """A copy of ``cfg`` in which every ``None`` that means "the world's own" has its value; ``cfg`` stays as it is."""
+def resolve(cfg: TrainConfig) -> ResolvedConfig:
+    """A copy of ``cfg`` in which every ``None`` that means "the world's own" has its value; ``cfg`` stays as it is.
+
+    Raises:
+        UserError: an option that this learner or this reward would ignore.
+    """
     settings = settings_of(cfg.env, cfg.algo.name)
     if not isinstance(cfg.reward, EnvReward):
         if cfg.stop_success:
@@ -222,7 +246,7 @@ def resolve(cfg: TrainConfig) -> TrainConfig:
                 raise UserError(f"option {name}={getattr(cfg, name)}: PPO learns from its own rollouts alone. "
                                 f"Leave {name} out, or choose algo=dsact or algo=sac.")  # fmt: skip
         settings |= {"demos": 0}
-    return fill(dataclasses.replace(cfg, algo=fill(cfg.algo, settings["algo"])), settings)
+    return ResolvedConfig(**vars(fill(dataclasses.replace(cfg, algo=fill(cfg.algo, settings["algo"])), settings)))
 
 
 def _require(name: str, value: object, good: bool, rule: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from control.config import TrainConfig
+from control.config import ResolvedConfig
 from control.evaluate import Act, EvalResult, evaluate, wilson
 from control.log import MetricLog
 from control.progress import Progress
@@ -34,7 +34,7 @@ class Watch:
         file: ``metrics.jsonl``.
     """
 
-    def __init__(self, cfg: TrainConfig, env: VecEnv, eval_env: VecEnv, file: Path) -> None:
+    def __init__(self, cfg: ResolvedConfig, env: VecEnv, eval_env: VecEnv, file: Path) -> None:
         self.cfg, self.env, self.eval_env = cfg, env, eval_env
         self.log = MetricLog(file, f"train {cfg.env}", cfg.steps, tensorboard=cfg.tensorboard)
         self.progress = Progress(cfg.steps) if cfg.progress else None

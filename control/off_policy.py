@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from control.checkpoint import explained_writes, save_checkpoint
-from control.config import TrainConfig
+from control.config import ResolvedConfig
 from control.dsact import DSACT
 from control.episodes import Watch, marked, merge_groups, segment_of
 from control.evaluate import EvalResult
@@ -43,7 +43,7 @@ class OffPolicyLoop:
 
     def __init__(
         self,
-        cfg: TrainConfig,
+        cfg: ResolvedConfig,
         env: VecEnv,
         eval_env: VecEnv,
         features: Features,

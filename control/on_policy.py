@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from control.checkpoint import explained_writes, save_checkpoint
-from control.config import TrainConfig
+from control.config import ResolvedConfig
 from control.episodes import Watch, marked, merge_groups, segment_of
 from control.evaluate import EvalResult
 from control.export import action_scale
@@ -28,7 +28,7 @@ class OnPolicyLoop:
     """One training run; the arguments are those of :class:`control.off_policy.OffPolicyLoop`, without prior data."""
 
     def __init__(
-        self, cfg: TrainConfig, env: VecEnv, eval_env: VecEnv, features: Features, out: Path,
+        self, cfg: ResolvedConfig, env: VecEnv, eval_env: VecEnv, features: Features, out: Path,
         score: Callable[[Segment], Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.cfg, self.env, self.eval_env, self.features, self.score = cfg, env, eval_env, features, score

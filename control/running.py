@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from control.checkpoint import has_checkpoint, load_checkpoint
-from control.config import TrainConfig
+from control.config import ResolvedConfig
 from control.episodes import Watch
 from control.evaluate import Act, EvalResult
 from sims.errors import UserError
@@ -21,7 +21,7 @@ from sims.errors import UserError
 class Loop(Protocol):
     """What :func:`drive` needs of a loop."""
 
-    cfg: TrainConfig
+    cfg: ResolvedConfig
     watch: Watch
     checkpoint_path: Path
     learner: Any

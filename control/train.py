@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from control.config import ALGOS, PPOConfig, TrainConfig, resolve
+from control.config import ALGOS, PPOConfig, ResolvedConfig, TrainConfig, resolve
 from sims.errors import UserError
 from sims.verbs import Verb, run_verb, save_config
 from vlm_rewards.config import REWARDS, EnvReward
@@ -53,7 +53,7 @@ def train(cfg: TrainConfig) -> Path:
     return out
 
 
-def _build_loop(cfg: TrainConfig, out: Path) -> Any:
+def _build_loop(cfg: ResolvedConfig, out: Path) -> Any:
     from control.checkpoint import has_checkpoint
     from control.off_policy import OffPolicyLoop
     from control.on_policy import OnPolicyLoop
@@ -61,19 +61,19 @@ def _build_loop(cfg: TrainConfig, out: Path) -> Any:
     from sims.registry import make
 
     options = dict(cfg.env_options)
-    score, num_envs = None, cfg.num_envs or 1  # resolved by now
-    eval_env = make(cfg.env, num_envs, seed=cfg.seed + 1, **options)
+    score = None
+    eval_env = make(cfg.env, cfg.num_envs, seed=cfg.seed + 1, **options)
     if not isinstance(cfg.reward, EnvReward):
         score, pixels = _reward_model(cfg, eval_env)
         options |= pixels
-    env = make(cfg.env, num_envs, seed=cfg.seed, **options)
+    env = make(cfg.env, cfg.num_envs, seed=cfg.seed, **options)
     if isinstance(cfg.algo, PPOConfig):
         return OnPolicyLoop(cfg, env, eval_env, FEATURES[env.spec.features], out, score)
     prior = [] if has_checkpoint(out / "checkpoint") else _demonstrations(cfg, eval_env)
     return OffPolicyLoop(cfg, env, eval_env, FEATURES[env.spec.features], out, score, prior)
 
 
-def _reward_model(cfg: TrainConfig, env: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _reward_model(cfg: ResolvedConfig, env: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The reward model's score, and the environment options that render what it reads."""
     from vlm_rewards import build_reward
 
@@ -87,7 +87,7 @@ def _reward_model(cfg: TrainConfig, env: Any) -> tuple[Callable[..., Any], dict[
     return model.score, {"pixels": tuple(model.cameras), "image_size": model.image_size, **every}
 
 
-def _demonstrations(cfg: TrainConfig, env: Any) -> list[Any]:
+def _demonstrations(cfg: ResolvedConfig, env: Any) -> list[Any]:
     if not cfg.demos:
         return []
     from control.demonstrations import collect_demonstrations
@@ -100,7 +100,7 @@ def _demonstrations(cfg: TrainConfig, env: Any) -> list[Any]:
     return collect_demonstrations(env, demonstrator.act, cfg.demos, cfg.seed + 5_000)
 
 
-def _finish(cfg: TrainConfig, loop: Any, out: Path) -> dict[str, Any]:
+def _finish(cfg: ResolvedConfig, loop: Any, out: Path) -> dict[str, Any]:
     """Last evaluation on fresh starts, and the artefact."""
     from control.evaluate import evaluate
     from control.export import ActorModule, export_policy
@@ -123,7 +123,7 @@ EXAMPLE_SEED = 3_000_003  # observations of the golden vectors
 _NOT_EXPORTED = ("pixels/", "privileged")
 
 
-def _check_same_run(cfg: TrainConfig, out: Path) -> None:
+def _check_same_run(cfg: ResolvedConfig, out: Path) -> None:
     """Refuse to reuse or resume a folder that holds a run with other settings."""
     file = out / "config.yaml"
     if not file.exists():

@@ -34,8 +34,8 @@ def finished(tmp_path_factory):
 
 def test_a_run_leaves_its_files_and_a_policy_that_acts(finished):
     out, _ = finished
-    files = {"config.yaml", "metrics.jsonl", "metrics.csv", "checkpoint", "replay", "prior", "policy", "result.json"}
-    assert {p.name for p in out.iterdir()} == files
+    metrics, state = {"metrics.jsonl", "metrics.csv", "tensorboard"}, {"checkpoint", "replay", "prior"}
+    assert {p.name for p in out.iterdir()} == {"config.yaml", *metrics, *state, "policy", "result.json"}
     result = json.loads((out / "result.json").read_text())
     assert (result["episodes"], result["demos"], result["algo"]) == (4, 2, "dsact")
     policy = load_policy(out / "policy")
