@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from control.config import ResolvedConfig
-from control.evaluate import Act, EvalResult, evaluate, wilson
+from control.evaluate import Act, EvalResult, evaluate
 from control.log import MetricLog
 from control.progress import Progress
 from control.types import Segment
@@ -37,7 +37,8 @@ class Watch:
     def __init__(self, cfg: ResolvedConfig, env: VecEnv, eval_env: VecEnv, file: Path) -> None:
         self.cfg, self.env, self.eval_env = cfg, env, eval_env
         self.log = MetricLog(file, f"train {cfg.env}", cfg.steps, tensorboard=cfg.tensorboard)
-        self.progress = Progress(cfg.steps) if cfg.progress else None
+        title = f"{cfg.env} {cfg.algo.name}"
+        self.progress = Progress(title, cfg.steps, cfg.eval_every, self) if cfg.progress else None
         self.episodes = EpisodeStats(env.num_envs, env.device)
         self.exclusions = Exclusions(cfg.env, env.device)
         self.step, self.wall, self.solved_in_a_row, self.last_log, self.last_eval = 0, 0.0, 0, 0, 0
@@ -58,6 +59,8 @@ class Watch:
         return int(self.exclusions.count)
 
     def log_if_due(self, updates: int, metrics: Mapping[str, Any]) -> None:
+        if self.progress:
+            self.progress.tick()
         if self.step - self.last_log < self.cfg.log_every and self.step < self.cfg.steps:
             return
         self.last_log = self.step
@@ -73,11 +76,7 @@ class Watch:
         self.last_eval = self.step  # only now: an evaluation that is cut short is due again
         solved = bool(cfg.stop_success) and result.success >= (cfg.stop_success or 0)
         self.solved_in_a_row = self.solved_in_a_row + 1 if solved else 0
-        low, high = wilson(result.successes, result.episodes)
-        self._write({
-            **self._row(updates), "eval/success": result.success, "eval/success_low": low, "eval/success_high": high,
-            "eval/return": result.mean_return, "eval/return_error": result.return_error,
-        })  # fmt: skip
+        self._write({**self._row(updates), **result.row()})
         return result
 
     def _write(self, row: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@ import io
 import json
 import math
 import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,13 @@ class MetricLog:
     Args:
         path: ``metrics.jsonl``; the other two lie beside it.
         stage, total: what every row begins with.
-        tensorboard: write event files, too; importing their writer takes about a second.
+        tensorboard: write event files, too.
     """
 
     def __init__(self, path: Path, stage: str, total: int, tensorboard: bool = False) -> None:
         self.path, self.stage, self.total, self.tensorboard = path, stage, total, tensorboard
-        self.csv, self.header, self._events = path.with_suffix(".csv"), list[str](), None
+        self.csv, self.header = path.with_suffix(".csv"), list[str]()
+        self._events: EventFile | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +41,8 @@ class MetricLog:
             stream.write(json.dumps(full) + "\n")
         self._write_csv(full)
         if self.tensorboard:
-            self._write_events(full)
+            scalars = {k: v for k, v in full.items() if isinstance(v, (int, float)) and k not in ("step", "total")}
+            self._event_file().add(full.get("step", 0), scalars)
         return full
 
     def truncate_after(self, step: int) -> None:
@@ -46,13 +50,14 @@ class MetricLog:
         rows = [row for row in read_rows(self.path) if row.get("step", 0) <= step]
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self._rewrite_csv(rows)
-        if self.tensorboard:
-            self._open_events(step)
+        if self.tensorboard and (self.path.parent / "tensorboard").exists():
+            self._event_file().hide_after(step)
 
     def close(self) -> None:
-        """Flush the event files."""
+        """Close the event file."""
         if self._events is not None:
             self._events.close()
+            self._events = None
 
     def _write_csv(self, row: Mapping[str, Any]) -> None:
         """Append, or write the file anew when the row has a column that the header has not."""
@@ -67,20 +72,48 @@ class MetricLog:
         title = _csv_lines(self.header, [dict(zip(self.header, self.header))]) if self.header else ""
         write_text(self.csv, title + _csv_lines(self.header, rows))
 
-    def _open_events(self, step: int) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
-
-        # rows of a run that was killed after its checkpoint are hidden, not deleted: that is how the format resumes
-        self._events = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=step + 1 if step else None)
-
-    def _write_events(self, row: Mapping[str, Any]) -> None:
+    def _event_file(self) -> EventFile:
         if self._events is None:
-            self._open_events(0)
-        assert self._events is not None
-        for key, value in row.items():
-            if isinstance(value, (int, float)) and key not in ("step", "total"):
-                self._events.add_scalar(key, value, row.get("step", 0))
-        self._events.flush()
+            self._events = EventFile(self.path.parent / "tensorboard")
+        return self._events
+
+
+class EventFile:
+    """Scalars for TensorBoard, one record a row.
+
+    The records are TensorBoard's own, written to a plain file: ``torch.utils.tensorboard`` would import TensorFlow
+    where that is installed, and writes a record for each number from a thread of its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._format = event_pb2
+        # readers go through the files of a folder in the order of their names
+        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = RecordWriter((folder / name).open("xb"))
+        self._write(file_version="brain.Event:2")
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write a row."""
+        summary = self._format.Event(step=step).summary
+        for tag, value in values.items():
+            summary.value.add(tag=tag, simple_value=value)
+        self._write(step=step, summary=summary)
+
+    def hide_after(self, step: int) -> None:
+        """Readers forget what earlier files hold after ``step``: so the format resumes."""
+        log = self._format.SessionLog(status=self._format.SessionLog.START)
+        self._write(step=step + 1, session_log=log)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._file.write(self._format.Event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.flush()
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from vlm_rewards.config import REWARDS, EnvReward
 
 FREE_TO_CHANGE = ("out", "threads", "device", "checkpoint_seconds", "log_every", "tensorboard", "progress")  # on resume
 FINAL_SEED = 2_000_003  # start states of the last evaluation
+MOST_EVAL_ENVS = 256  # thousands of copies would each run a whole episode for the sake of some hundred
 
 
 def train(cfg: TrainConfig) -> Path:
@@ -31,10 +32,10 @@ def train(cfg: TrainConfig) -> Path:
     out = Path(cfg.out)
     _check_same_run(cfg, out)
     if (out / "result.json").exists():
+        if cfg.progress:
+            print(f"{out} holds this run, finished; another out= trains it again")
         return out
     import torch
-
-    from control.log import write_text
 
     torch.set_num_threads(cfg.threads)
     torch.set_flush_denormal(True)  # denormal moments of Adam are slow on x86
@@ -44,8 +45,7 @@ def train(cfg: TrainConfig) -> Path:
         save_config(cfg, out / "config.yaml")
     try:
         loop.run()
-        result = _finish(cfg, loop, out)
-        write_text(out / "result.json", json.dumps(result, indent=1))
+        _finish(cfg, loop, out)
     finally:
         loop.watch.close()
         loop.env.close()
@@ -62,7 +62,7 @@ def _build_loop(cfg: ResolvedConfig, out: Path) -> Any:
 
     options = dict(cfg.env_options)
     score = None
-    eval_env = make(cfg.env, cfg.num_envs, seed=cfg.seed + 1, **options)
+    eval_env = make(cfg.env, min(cfg.num_envs, MOST_EVAL_ENVS), seed=cfg.seed + 1, **options)
     if not isinstance(cfg.reward, EnvReward):
         score, pixels = _reward_model(cfg, eval_env)
         options |= pixels
@@ -100,10 +100,11 @@ def _demonstrations(cfg: ResolvedConfig, env: Any) -> list[Any]:
     return collect_demonstrations(env, demonstrator.act, cfg.demos, cfg.seed + 5_000)
 
 
-def _finish(cfg: ResolvedConfig, loop: Any, out: Path) -> dict[str, Any]:
-    """Last evaluation on fresh starts, and the artefact."""
+def _finish(cfg: ResolvedConfig, loop: Any, out: Path) -> None:
+    """Last evaluation on fresh starts, the artefact, and at the very end ``result.json``."""
     from control.evaluate import evaluate
     from control.export import ActorModule, export_policy
+    from control.log import write_text
 
     result = evaluate(loop.eval_env, loop.act_greedily, cfg.final_episodes, FINAL_SEED + cfg.seed)
     spec = loop.eval_env.spec  # without the frames that only a reward model reads
@@ -116,7 +117,9 @@ def _finish(cfg: ResolvedConfig, loop: Any, out: Path) -> dict[str, Any]:
     obs = loop.eval_env.reset(EXAMPLE_SEED)
     example = {k: v for k, v in obs.items() if not k.startswith(_NOT_EXPORTED)}
     export_policy(module, spec, example, out / "policy", extra={"training": figures})
-    return figures
+    write_text(out / "result.json", json.dumps(figures, indent=1))
+    if loop.watch.progress:
+        loop.watch.progress.finish(result.row(), out)
 
 
 EXAMPLE_SEED = 3_000_003  # observations of the golden vectors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import os
 import re
 import signal
@@ -71,11 +70,18 @@ def compose_raw(verb: Verb, overrides: list[str]) -> Any:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
-            return hydra.compose(config_name=verb.name, overrides=overrides)
+            return hydra.compose(config_name=verb.name, overrides=_free(verb, overrides))
     except Exception as error:
         if not type(error).__module__.startswith(("hydra", "omegaconf", "antlr4")):
             raise
         raise _explain(error, verb, overrides) from error
+
+
+def _free(verb: Verb, overrides: list[str]) -> list[str]:
+    """``env_options.time_limit=5`` needs no ``+``: below a field that is a mapping, any key is welcome."""
+    hints = typing.get_type_hints(verb.schema)
+    below = tuple(f"{name}." for name, kind in hints.items() if typing.get_origin(kind) is dict)
+    return [f"++{o}" if o.startswith(below) else o for o in overrides]
 
 
 def _register(verb: Verb) -> None:
@@ -102,8 +108,11 @@ def run_sweep(verb: Verb, argv: list[str], objective: Callable[[Any, Path], floa
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
-        raise UserError("a sweep needs Optuna's sweeper for hydra: pip install 'robot-distillery[sweep]'.")
+    try:
+        importlib.import_module("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
+    except ImportError as error:
+        raise UserError("a sweep needs Optuna's sweeper for hydra: pip install 'robot-distillery[sweep]' "
+                        f"({error}).") from error  # fmt: skip
     _register(verb)
 
     def trial(raw: Any) -> float:
@@ -112,7 +121,7 @@ def run_sweep(verb: Verb, argv: list[str], objective: Callable[[Any, Path], floa
     run = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb.name)(trial)
     fixed = ["--multirun", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", f"hydra.sweep.dir={out}",
              "hydra.job_logging.root.level=WARNING"]  # fmt: skip
-    before, sys.argv = sys.argv, [verb.name, *fixed, *argv]
+    before, sys.argv = sys.argv, [verb.name, *fixed, *_free(verb, argv)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra would turn an error into an exit of the process
     try:
         run()
