@@ -140,15 +140,18 @@ class PPOConfig(AlgoConfig):
     target_kl: float | None = field(default=None, metadata={"help": "stop the passes above 1.5 times this; null: off"})
     log_std: float = field(default=0.0, metadata={"help": "initial log standard deviation in the unit box"})
     normalize_reward: bool = field(default=True, metadata={"help": "divide rewards by the deviation of the return"})
+    lr_final: float = field(default=1.0, metadata={"help": "share of lr left at the end of the run; 1: constant"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require("algo.lr_final", self.lr_final, 0 <= self.lr_final <= 1, "between 0 and 1")
         for name in ("rollout_steps", "epochs", "minibatch_size"):
             value = getattr(self, name)
             _require(f"algo.{name}", value, value is None or value >= 1, "at least 1")
         _require("algo.gae_lambda", self.gae_lambda, 0 <= self.gae_lambda <= 1, "between 0 and 1")
-        for name in ("clip", "max_grad_norm"):
-            _require(f"algo.{name}", getattr(self, name), getattr(self, name) > 0, "above 0")
+        for name in ("clip", "max_grad_norm", "clip_value", "target_kl"):
+            value = getattr(self, name)
+            _require(f"algo.{name}", value, value is None or value > 0, "above 0")
 
 
 ALGOS: dict[str, type[AlgoConfig]] = {"sac": SACConfig, "dsact": DSACTConfig, "ppo": PPOConfig}
@@ -180,7 +183,9 @@ class TrainConfig:
         default=None, metadata={"help": "episodes of the last evaluation, on fresh starts; null: the world's"}
     )
     demos: int | None = field(default=None, metadata={"help": "scripted successes as prior data; null: the task's own"})
-    prior_share: float = field(default=0.25, metadata={"help": "share of prior data in a batch (0.5 in RLPD)"})
+    prior_share: float | None = field(
+        default=None, metadata={"help": "share of prior data in a batch (0.5 in RLPD); null: 0.25"}
+    )
     log_every: int = field(default=2_000, metadata={"help": "environment steps between rows of metrics.jsonl"})
     checkpoint_seconds: float = field(default=30.0, metadata={"help": "seconds between checkpoints"})
     tensorboard: bool = field(default=True, metadata={"help": "event files in <out>/tensorboard"})
@@ -201,7 +206,8 @@ class TrainConfig:
         for name in ("eval_every", "demos"):
             value = getattr(self, name)
             _require(name, value, value is None or value >= 0, "0 or more")
-        _require("prior_share", self.prior_share, 0 <= self.prior_share < 1, "in [0, 1)")
+        share = self.prior_share
+        _require("prior_share", share, share is None or 0 <= share < 1, "in [0, 1)")
         # from 1_000_003 on seeds belong to evaluations, whose starts a run must not have trained on
         _require("seed", self.seed, 0 <= self.seed < 1_000_000, "between 0 and 999999")
         stop = self.stop_success
@@ -210,7 +216,10 @@ class TrainConfig:
 
 @dataclass(kw_only=True)
 class ResolvedConfig(TrainConfig):
-    """What a loop takes: :func:`resolve` has put the world's own value where none was given."""
+    """What a loop takes: :func:`resolve` has put the world's own value where none was given.
+
+    With PPO, which has no use for them, ``utd`` and ``prior_share`` stay None.
+    """
 
     num_envs: int = field()
     steps: int = field()
@@ -220,6 +229,10 @@ class ResolvedConfig(TrainConfig):
     eval_episodes: int = field()
     final_episodes: int = field()
     demos: int = field()
+    prior_share: float = field()
+
+
+OFF_POLICY = ("utd", "demos", "prior_share")
 
 
 def with_defaults(algo: AlgoConfig) -> Any:
@@ -241,11 +254,12 @@ def resolve(cfg: TrainConfig) -> ResolvedConfig:
         # demonstrations are chosen by the true success, which a sentence-rewarded learner must not see
         settings |= {"demos": 0, "stop_success": 0.0}
     if isinstance(cfg.algo, PPOConfig):
-        for name in ("utd", "demos"):
+        for name in OFF_POLICY:
             if getattr(cfg, name):
                 raise UserError(f"option {name}={getattr(cfg, name)}: PPO learns from its own rollouts alone. "
                                 f"Leave {name} out, or choose algo=dsact or algo=sac.")  # fmt: skip
-        settings |= {"demos": 0}
+            settings.pop(name, None)
+        settings["demos"] = 0
     return ResolvedConfig(**vars(fill(dataclasses.replace(cfg, algo=fill(cfg.algo, settings["algo"])), settings)))
 
 

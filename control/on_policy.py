@@ -86,6 +86,7 @@ class OnPolicyLoop:
 
     def learn(self, segment: Segment, log_prob: Tensor, raw: Tensor) -> None:
         """One update from one rollout; the normaliser moves afterwards, so that the first ratio is 1."""
+        self.learner.anneal(min(1.0, self.step / self.cfg.steps))
         rollout = self.rollout(segment, log_prob, raw)
         self.watch.count(segment, rollout.valid)
         self.watch.exclusions.report()  # an update needs something to learn from

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,37 @@ from control.fused import Backprop, Weights
 from control.networks import MLP, Adam, orthogonal
 from control.normalizer import RunningNormalizer
 from control.rollout import Rollout, advantages
+
+
+class Rows(NamedTuple):
+    """N rows to learn from, in no order of time.
+
+    Attributes:
+        obs: (N, F) normalised features.
+        action: (N, A) as drawn.
+        numbers: (4, N) log density and value when it was drawn, advantage, target of the value.
+    """
+
+    obs: Tensor
+    action: Tensor
+    numbers: Tensor
+
+    old = property(lambda self: self.numbers[OLD])
+    value = property(lambda self: self.numbers[VALUE])
+    advantage = property(lambda self: self.numbers[ADVANTAGE])
+    target = property(lambda self: self.numbers[TARGET])
+
+
+OLD, VALUE, ADVANTAGE, TARGET = range(4)
+Terms = tuple[Tensor, Tensor, Tensor]  # (N,) each: objective, squared error of the value, log ratio
+
+
+def rows_of(rollout: Rollout, advantage: Tensor) -> Rows:
+    """The valid rows of a (T, B) rollout."""
+    index = rollout.valid.flatten().nonzero().squeeze(-1)
+    numbers = torch.stack([rollout.log_prob, rollout.value, advantage, advantage + rollout.value]).flatten(1)
+    obs, action = (x.flatten(0, 1).index_select(0, index) for x in (rollout.obs, rollout.action))
+    return Rows(obs, action, numbers.index_select(1, index))
 
 
 class PPO:
@@ -47,7 +78,7 @@ class PPO:
         self.normalizer = RunningNormalizer(obs_dim, device, cfg.normalize)
         self.generator = torch.Generator(device).manual_seed(seed + 1)
         self.updates = 0  # gradient steps
-        self._gradient = _Passes(self, device).gradient if cfg.update == "fused" else self.gradient
+        self._math: _Passes | PPO = _Passes(self, device) if cfg.update == "fused" else self
 
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool) -> Tensor:
@@ -70,59 +101,85 @@ class PPO:
         """(..., F) normalised features -> (...)."""
         return self.critic(self.split()[1], features.flatten(0, -2))[0].view(features.shape[:-1])
 
+    def anneal(self, progress: float) -> None:
+        """Set the learning rate of a run of which ``progress`` (0 to 1) is over: a straight line to ``lr_final``."""
+        self.optimizer.lr = self.cfg.lr * (1 - (1 - self.cfg.lr_final) * progress)
+
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """``epochs`` passes over the rollout in fresh random minibatches; returns means over the gradient steps."""
         cfg = self.cfg
-        advantage = advantages(rollout, cfg.gamma, cfg.gae_lambda)  # (T, B)
-        flat = [rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage, advantage + rollout.value]
-        obs, action, log_prob, value, advantage, target = (x.flatten(0, 1) for x in flat)
-        rows = rollout.valid.flatten().nonzero().squeeze(-1)
-        sums: dict[str, Tensor] = {}
-        steps = 0
-        for _ in range(cfg.epochs):
-            order = rows[torch.randperm(len(rows), generator=self.generator, device=rows.device)]
-            kl = torch.zeros((), device=rows.device)
-            count = max(1, len(rows) // cfg.minibatch_size)
-            for index in order[: count * cfg.minibatch_size].split(cfg.minibatch_size):
-                batch = [x.index_select(0, index) for x in (obs, action, log_prob, value, advantage, target)]
-                metrics = self._step(*batch)
-                kl = kl + metrics["kl"]
-                sums = {k: sums.get(k, 0) + v for k, v in metrics.items()}
-                steps += 1
-            if cfg.target_kl is not None and float(kl) / count > 1.5 * cfg.target_kl:
+        rows = rows_of(rollout, advantages(rollout, cfg.gamma, cfg.gae_lambda))
+        passes: list[dict[str, Tensor]] = []
+        for epoch in range(cfg.epochs):
+            order, batches = self._minibatches(rows)
+            if epoch == 0:
+                self._remember(rows, order, batches)
+            passes.append(self._pass(batches))
+            if cfg.target_kl is not None and float(passes[-1]["kl"]) > 1.5 * cfg.target_kl:
                 break
-        _, _, log_std = self.split()
-        means = {k: v / steps for k, v in sums.items()}
-        explained = explained_variance(value[rows], target[rows])
+        log_std = self.split()[-1]
         return {
-            **means,
+            **{name: torch.stack([means[name] for means in passes]).mean() for name in passes[0]},
+            "entropy": entropy(log_std),
             "std": log_std.exp().mean(),
-            "explained_variance": explained,
+            "explained_variance": explained_variance(rows.value, rows.target),
             "skipped": self.optimizer.skipped,
         }
 
-    def _step(self, obs: Tensor, action: Tensor, old: Tensor, value: Tensor, advantage: Tensor, target: Tensor) -> Any:
-        metrics = self._gradient(obs, action, old, value, standardized(advantage), target)
+    def _minibatches(self, rows: Rows) -> tuple[Tensor, list[Rows]]:
+        """A random order of the rows, cut into minibatches; what is left over waits for another pass."""
+        n = min(self.cfg.minibatch_size, rows.numbers.shape[1])
+        count = rows.numbers.shape[1] // n
+        order = torch.randperm(rows.numbers.shape[1], generator=self.generator, device=rows.numbers.device)[: count * n]
+        obs, action = (x.index_select(0, order).split(n) for x in (rows.obs, rows.action))
+        numbers = rows.numbers.index_select(1, order).view(4, count, n)
+        numbers[ADVANTAGE] = standardized(numbers[ADVANTAGE])  # each minibatch by itself
+        return order, [Rows(*parts) for parts in zip(obs, action, numbers.unbind(1))]
+
+    @torch.no_grad()
+    def _remember(self, rows: Rows, order: Tensor, batches: list[Rows]) -> None:
+        """Give the rows the densities that the first pass finds: the same products in the same shapes.
+
+        Products over another number of rows, or in float32 while the update runs in bfloat16, are rounded otherwise:
+        the first ratio would not be 1.
+        """
+        for batch in batches:
+            batch.old.copy_(self._math.log_prob(batch.obs, batch.action))
+        rows.old[order] = torch.cat([batch.old for batch in batches])
+
+    def _pass(self, batches: list[Rows]) -> dict[str, Tensor]:
+        """A gradient step on each minibatch; means over all."""
+        terms = [self._step(batch) for batch in batches]
+        gain, error, change = (torch.stack(parts) for parts in zip(*terms))  # (M, N)
+        ratio = change.exp()
+        return {
+            "policy_loss": -gain.mean(), "value_loss": 0.5 * error.mean(),
+            # never negative, unlike the mean of -log r (Schulman, 2020, "Approximating KL")
+            "kl": (ratio - 1 - change).mean(), "clip_fraction": ((ratio - 1).abs() > self.cfg.clip).float().mean(),
+        }  # fmt: skip
+
+    def _step(self, batch: Rows) -> Terms:
+        terms = self._math.gradient(batch)
         clip_norm(self.theta.grad, self.cfg.max_grad_norm)
         self.optimizer.step()
         self.updates += 1
-        return metrics
+        return terms
 
-    def gradient(
-        self, obs: Tensor, action: Tensor, old: Tensor, value: Tensor, advantage: Tensor, target: Tensor
-    ) -> dict[str, Tensor]:
-        """Writes ``theta.grad`` for a minibatch of N rows; returns the parts of the loss."""
+    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+        """(N, F) normalised features and (N, A) actions as drawn -> (N,) log densities."""
+        theta_actor, _, log_std = self.theta.split(self.sizes)
+        return gaussian_log_prob(action, self.actor(theta_actor, obs)[0], log_std).sum(-1)
+
+    def gradient(self, batch: Rows) -> Terms:
+        """Writes ``theta.grad`` for a minibatch of N rows."""
         cfg = self.cfg
-        theta_actor, theta_critic, log_std = self.theta.split(self.sizes)
-        mean = self.actor(theta_actor, obs)[0]  # (N, A)
-        log_prob = gaussian_log_prob(action, mean, log_std).sum(-1)
-        ratio = (log_prob - old).exp()
-        policy = -surrogate(ratio, advantage, cfg.clip).mean()
-        new = self.critic(theta_critic, obs)[0, :, 0]
-        fit = value_loss(new, value, target, cfg.clip_value)
-        loss = policy + cfg.value_weight * fit - cfg.entropy * entropy(log_std)
+        _, theta_critic, log_std = self.theta.split(self.sizes)
+        change = self.log_prob(batch.obs, batch.action) - batch.old
+        gain = surrogate(change.exp(), batch.advantage, cfg.clip)
+        error = value_errors(self.critic(theta_critic, batch.obs)[0, :, 0], batch.value, batch.target, cfg.clip_value)
+        loss = -gain.mean() + cfg.value_weight * 0.5 * error.mean() - cfg.entropy * entropy(log_std)
         (self.theta.grad,) = torch.autograd.grad(loss, self.theta)
-        return _metrics(policy, fit, ratio, log_prob - old, log_std, cfg.clip)
+        return gain.detach(), error.detach(), change.detach()
 
     def split(self) -> list[Tensor]:
         """Actor's weights, critic's weights, log standard deviation (A,): views without gradient."""
@@ -152,7 +209,7 @@ class PPO:
 
 
 class _Passes:
-    """:meth:`PPO.gradient` with the backward pass by hand."""
+    """:meth:`PPO.log_prob` and :meth:`PPO.gradient` with the backward pass by hand."""
 
     def __init__(self, learner: PPO, device: torch.device | str) -> None:
         self.learner, self.device = learner, device
@@ -163,31 +220,35 @@ class _Passes:
         self.actor = Weights(learner.actor, theta_actor, self.dtype, grad=grads[0])
         self.critic = Weights(learner.critic, theta_critic, self.dtype, grad=grads[1])
         self.grad_log_std, self.rows = grads[2], 0
+        self.offset = learner.act_dim * LOG_SQRT_2PI
+
+    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Keeps what :meth:`gradient` needs."""
+        self._prepare(obs.shape[0])
+        self.obs.copy_(obs)
+        mean = self.net_actor.forward(self.actor)[0].float()
+        self.inverse = (-self.log_std).exp()  # (A,)
+        self.z = (action - mean).mul_(self.inverse)  # (N, A)
+        return self.z.square().sum(-1).mul_(-0.5).sub_(self.log_std.sum().add_(self.offset))
 
     @torch.no_grad()
-    def gradient(
-        self, obs: Tensor, action: Tensor, old: Tensor, value: Tensor, advantage: Tensor, target: Tensor
-    ) -> dict[str, Tensor]:
-        cfg, n = self.learner.cfg, obs.shape[0]
-        self._prepare(n)
-        self.obs.copy_(obs)
-        mean, new = self.net_actor.forward(self.actor)[0].float(), self.net_critic.forward(self.critic)[0, :, 0].float()
-        inverse = (-self.log_std).exp()  # (A,)
-        z = (action - mean).mul_(inverse)  # (N, A)
-        log_prob = z.square().sum(-1).mul_(-0.5).sub_(self.log_std.sum() + self.learner.act_dim * LOG_SQRT_2PI)
-        change = log_prob - old
-        ratio = change.exp()
-        gain, clipped = ratio * advantage, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * advantage
+    def gradient(self, batch: Rows) -> Terms:
+        cfg, n = self.learner.cfg, batch.obs.shape[0]
+        change = self.log_prob(batch.obs, batch.action).sub_(batch.old)
+        ratio, advantage = change.exp(), batch.advantage
+        gain, clipped = ratio * advantage, ratio.clamp_(1 - cfg.clip, 1 + cfg.clip).mul_(advantage)
         # the gradient of min(gain, clipped): the clipped branch is flat unless the two are equal
-        slope = torch.where(gain <= clipped, gain, 0.0).div_(-n).unsqueeze(-1)  # d loss / d log pi (N, 1)
-        self.net_actor.grad_output[0].copy_(z * inverse * slope)
-        self.grad_log_std.copy_((z.square().sub_(1).mul_(slope)).sum(0).sub_(cfg.entropy))
-        fit, grad_value = _value_loss_and_grad(new, value, target, cfg.clip_value)
+        slope = gain.masked_fill(gain > clipped, 0.0).div_(-n).unsqueeze(-1)  # d loss / d log pi (N, 1)
+        z_slope = self.z * slope
+        self.net_actor.grad_output[0].copy_(z_slope * self.inverse)
+        self.grad_log_std.copy_(z_slope.mul_(self.z).sum(0).sub_(slope.sum()).sub_(cfg.entropy))
+        new = self.net_critic.forward(self.critic)[0, :, 0].float()
+        error, grad_value = value_errors_and_grad(new, batch.value, batch.target, cfg.clip_value)
         self.net_critic.grad_output[0, :, 0].copy_(grad_value.mul_(cfg.value_weight / n))
         for net, weights in ((self.net_actor, self.actor), (self.net_critic, self.critic)):
             net.backward(weights)
             weights.publish()
-        return _metrics(-torch.minimum(gain, clipped).mean(), fit, ratio, change, self.log_std, cfg.clip)
+        return torch.minimum(gain, clipped), error, change
 
     def _prepare(self, n: int) -> None:
         self.actor.refresh()
@@ -229,21 +290,21 @@ def surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
-def value_loss(new: Tensor, old: Tensor, target: Tensor, clip: float | None) -> Tensor:
-    """Half mean squared error; with ``clip`` the worse of it and that of a value held near the old one."""
-    return _value_loss_and_grad(new, old, target, clip)[0]
+def value_errors(new: Tensor, old: Tensor, target: Tensor, clip: float | None) -> Tensor:
+    """(N,) squared errors; with ``clip`` the worse of it and that of a value held near the old one."""
+    return value_errors_and_grad(new, old, target, clip)[0]
 
 
-def _value_loss_and_grad(new: Tensor, old: Tensor, target: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """The loss () and, before the mean, its derivative (N,) with respect to ``new``."""
+def value_errors_and_grad(new: Tensor, old: Tensor, target: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """(N,) squared errors, and half their derivative with respect to ``new``."""
     error = new - target
     if clip is None:
-        return 0.5 * error.square().mean(), error
+        return error.square(), error
     held = old + (new - old).clamp(-clip, clip) - target
     plain = error.square() >= held.square()
     inside = (new - old).abs() <= clip  # outside, the held value does not follow
     grad = torch.where(plain, error, torch.where(inside, held, 0.0))
-    return 0.5 * torch.maximum(error.square(), held.square()).mean(), grad
+    return torch.maximum(error.square(), held.square()), grad
 
 
 def entropy(log_std: Tensor) -> Tensor:
@@ -252,30 +313,21 @@ def entropy(log_std: Tensor) -> Tensor:
 
 
 def standardized(advantage: Tensor) -> Tensor:
-    """(N,) with mean 0 and deviation 1 within the minibatch; a single row is left as it is."""
-    if advantage.shape[0] < 2:
+    """(..., N) with mean 0 and deviation 1 over the last axis; a single row is left as it is."""
+    if advantage.shape[-1] < 2:
         return advantage
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    deviation, mean = torch.std_mean(advantage, -1, keepdim=True)
+    return (advantage - mean) / (deviation + 1e-8)
 
 
 def clip_norm(grad: Tensor | None, limit: float) -> None:
     """Scale a gradient down to the norm ``limit``, in place and without asking the host; nan if it is infinite."""
     assert grad is not None
-    norm = grad.norm()
-    grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0) + (norm - norm))  # else a lost gradient would count as zero
+    norm = grad.dot(grad).sqrt_()
+    scale = (limit / (norm + 1e-6)).clamp_(max=1.0)
+    grad.mul_(scale.add_(norm.sub_(norm)))  # plus 0, or nan: else a lost gradient would count as zero
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:
     """() 1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 one that knows the mean."""
     return 1 - (target - value).var() / target.var().clamp(min=1e-12)
-
-
-def _metrics(
-    policy: Tensor, fit: Tensor, ratio: Tensor, change: Tensor, log_std: Tensor, clip: float
-) -> dict[str, Tensor]:
-    """``kl``: mean of (r - 1) - log r, an estimate that is never negative (Schulman, 2020, "Approximating KL")."""
-    ratio, change = ratio.detach(), change.detach()
-    return {
-        "policy_loss": policy.detach(), "value_loss": fit.detach(), "entropy": entropy(log_std.detach()),
-        "kl": (ratio - 1 - change).mean(), "clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
-    }  # fmt: skip

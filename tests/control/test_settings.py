@@ -22,9 +22,11 @@ MAY_BE_NONE = {"target_entropy", "target_kl", "clip_value"}
 @pytest.mark.parametrize("env", [*list_envs(), "gym/Hopper-v5", "brax/unheard_of"])
 def test_every_world_has_a_value_for_every_field_of_every_learner(env, algo):
     cfg = resolve(TrainConfig(env=env, algo=ALGOS[algo]()))
+    unused = {"utd", "prior_share"} if algo == "ppo" else set()
     for config in (cfg, cfg.algo):
         for field in dataclasses.fields(config):
-            assert field.name in MAY_BE_NONE or getattr(config, field.name) is not None, field.name
+            assert field.name in MAY_BE_NONE | unused or getattr(config, field.name) is not None, field.name
+    assert resolve(cfg) == cfg  # config.yaml of a run can be given again
 
 
 # what the specialists of the README were trained with
@@ -92,7 +94,7 @@ def test_what_a_user_gives_always_wins():
     assert (kept.demos, kept.eval_every, kept.steps, kept.num_envs) == (0, 0, 5, 3)
 
 
-@pytest.mark.parametrize("option", [{"utd": 0.5}, {"demos": 4}])
+@pytest.mark.parametrize("option", [{"utd": 0.5}, {"demos": 4}, {"prior_share": 0.5}])
 def test_ppo_refuses_what_it_would_ignore(option):
     with pytest.raises(UserError, match=f"option {next(iter(option))}=.*PPO"):
         resolve(TrainConfig(algo=PPOConfig(), **option))
