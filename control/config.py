@@ -216,20 +216,17 @@ class TrainConfig:
 
 @dataclass(kw_only=True)
 class ResolvedConfig(TrainConfig):
-    """What a loop takes: :func:`resolve` has put the world's own value where none was given.
-
-    With PPO, which has no use for them, ``utd`` and ``prior_share`` stay None.
-    """
+    """What a loop takes: :func:`resolve` has put the world's own value where none was given."""
 
     num_envs: int = field()
     steps: int = field()
-    utd: float = field()
+    utd: Any = field()  # a float; None with PPO, which has no use for it
     stop_success: float = field()
     eval_every: int = field()
     eval_episodes: int = field()
     final_episodes: int = field()
     demos: int = field()
-    prior_share: float = field()
+    prior_share: Any = field()  # the same
 
 
 OFF_POLICY = ("utd", "demos", "prior_share")
