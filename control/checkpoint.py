@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -54,8 +55,9 @@ def append_durably(file: Path, at: int, data: Any) -> None:
     view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
     try:
         with file.open("r+b" if at else "wb", buffering=0) as stream:
-            stream.truncate(at)
-            stream.seek(at)
+            if at:
+                stream.truncate(at)
+                stream.seek(at)
             left = view
             while left:
                 left = left[stream.write(left) :]
@@ -67,24 +69,38 @@ def append_durably(file: Path, at: int, data: Any) -> None:
         raise OSError(error.errno, f"{error.strerror}, writing {size:.2f} MiB", str(file)) from error
 
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 @contextlib.contextmanager
-def explained_writes(path: Path) -> Iterator[None]:
-    """Turns a disk that cannot take a checkpoint into one message; what was written before stays.
+def explained_writes(path: Path, only: tuple[int, ...] = ()) -> Iterator[None]:
+    """Turns a disk that cannot take what a run writes into one message; what was written before stays.
+
+    Args:
+        path: checkpoint of the run.
+        only: the errors of the system to explain, such as :data:`FULL_DISK`; default all.
 
     Raises:
         UserError: naming the place, the reason and the space left.
     """
     try:
         yield
-    except OSError as error:
+    except UserError:  # explained already
+        raise
+    except Exception as error:
+        # libraries report a full disk with errors of their own
+        known = isinstance(error, OSError) and (not only or error.errno in only)
+        if not known and os.strerror(errno.ENOSPC) not in str(error):
+            raise
         shutil.rmtree(_beside(path, ".new"), ignore_errors=True)
-        free = shutil.disk_usage(path.parent).free / 2**20
+        where = next(p for p in (path.parent, *path.parent.parents) if p.exists())
+        free = shutil.disk_usage(where).free / 2**20
         kept = (
             "The last checkpoint is intact: make room and repeat the command to resume."
             if has_checkpoint(path)
             else "There is no earlier checkpoint: make room and start again."
         )
-        raise UserError(f"cannot write the checkpoint {path}: {error} ({free:.1f} MiB free there). {kept}") from error
+        raise UserError(f"cannot write to {path.parent}: {error} ({free:.2f} MiB free there). {kept}") from error
 
 
 def has_checkpoint(path: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from control.config import ALGOS, PPOConfig, ResolvedConfig, TrainConfig, resolve
 from sims.errors import UserError
+from sims.types import EnvSpec
 from sims.verbs import Verb, run_verb, save_config
 from vlm_rewards.config import REWARDS, EnvReward
 
@@ -37,8 +38,16 @@ def train(cfg: TrainConfig) -> Path:
         return out
     import torch
 
+    from control.checkpoint import FULL_DISK, explained_writes
+
     torch.set_num_threads(cfg.threads)
     torch.set_flush_denormal(True)  # denormal moments of Adam are slow on x86
+    with explained_writes(out / "checkpoint", FULL_DISK):
+        _run(cfg, out)
+    return out
+
+
+def _run(cfg: ResolvedConfig, out: Path) -> None:
     loop = _build_loop(cfg, out)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "config.yaml").exists():
@@ -50,7 +59,6 @@ def train(cfg: TrainConfig) -> Path:
         loop.watch.close()
         loop.env.close()
         loop.eval_env.close()
-    return out
 
 
 def _build_loop(cfg: ResolvedConfig, out: Path) -> Any:
@@ -61,6 +69,8 @@ def _build_loop(cfg: ResolvedConfig, out: Path) -> Any:
     from sims.registry import make
 
     options = dict(cfg.env_options)
+    if getattr(cfg.algo, "privileged", False) and cfg.env.startswith("tabletop"):
+        options |= {"privileged": True}
     score = None
     eval_env = make(cfg.env, min(cfg.num_envs, MOST_EVAL_ENVS), seed=cfg.seed + 1, **options)
     if not isinstance(cfg.reward, EnvReward):
@@ -107,7 +117,7 @@ def _finish(cfg: ResolvedConfig, loop: Any, out: Path) -> None:
     from control.log import write_text
 
     result = evaluate(loop.eval_env, loop.act_greedily, cfg.final_episodes, FINAL_SEED + cfg.seed)
-    spec = loop.eval_env.spec  # without the frames that only a reward model reads
+    spec = _of_a_policy(loop.eval_env.spec)
     figures = {
         **result.to_json(spec.control_hz), "env": cfg.env, "algo": cfg.algo.name, "seed": cfg.seed, "steps": loop.step,
         "updates": loop.learner.updates, "demos": cfg.demos, "wall_s": round(loop.watch.wall, 2),
@@ -120,6 +130,12 @@ def _finish(cfg: ResolvedConfig, loop: Any, out: Path) -> None:
     write_text(out / "result.json", json.dumps(figures, indent=1))
     if loop.watch.progress:
         loop.watch.progress.finish(result.row(), out)
+
+
+def _of_a_policy(spec: EnvSpec) -> EnvSpec:
+    """Without what only critics see."""
+    groups = {name: array for name, array in spec.observation.items() if not name.startswith("privileged")}
+    return dataclasses.replace(spec, observation=groups)
 
 
 EXAMPLE_SEED = 3_000_003  # observations of the golden vectors

@@ -12,14 +12,13 @@ from torch import Tensor
 from sims.engines.mujoco import MujocoEngine
 from sims.errors import UserError, unknown_choice
 from sims.reward_terms import effort
-from sims.tabletop_spec import make_spec
+from sims.tabletop_spec import check_names, make_spec
 from sims.tasks import TASKS, scene_of
 from sims.types import TimeStep
 from sims.worlds import language, tracker
 from sims.worlds.robots import SO101, next_target
 from sims.worlds.tabletop import (
     CAMERAS,
-    SPLITS,
     SUBSTEPS,
     Layout,
     load_model,
@@ -28,8 +27,6 @@ from sims.worlds.tabletop import (
     sensor_slices,
 )
 from sims.worlds.variants import EPISODE_STEPS, HOLD_STEPS, SLOTS, VARIANTS
-
-PHRASINGS = ("train", "heldout")
 
 
 class Start(NamedTuple):
@@ -54,6 +51,7 @@ class TabletopEnv:
             ``draw_every``-th step draws, from the first on; between, the last frames of the episode stand.
         threads: physics threads.  time_limit: actions per episode, default that of the task.
         features: name in ``FEATURES`` for the spec; default the specialist's for one task, else the generalist's.
+        privileged: observe the group ``privileged`` too: the true state, for critics.
 
     Attributes:
         variant_ids: (B,) int64 numpy, index into ``variants`` of the current job.
@@ -76,11 +74,12 @@ class TabletopEnv:
         threads: int = 1,
         time_limit: int | None = None,
         features: str | None = None,
+        privileged: bool = False,
     ):
-        _check_names(variants, split, phrasings, pixels)
+        check_names(variants, split, phrasings, pixels)
         self.variants = tuple(variants)
         self.num_envs, self.device = num_envs, torch.device("cpu")
-        self._split, self._cameras, self._image_size = split, tuple(pixels), image_size
+        self._split, self._cameras, self._image_size, self._privileged = split, tuple(pixels), image_size, privileged
         if draw_every < 1:
             raise UserError(f"draw_every={draw_every}: must be at least 1.")
         self._draw_every, self._ticks = draw_every, 0
@@ -90,7 +89,8 @@ class TabletopEnv:
         self._sentences = [language.sentences(name, phrasings) for name in self.variants]
         self._first = np.cumsum([0] + [len(s) for s in self._sentences])
         names = tuple(s for block in self._sentences for s in block)
-        self.spec = make_spec(task, self.variants, names, int(self._limits.max()), self._cameras, image_size, features)
+        limit = int(self._limits.max())
+        self.spec = make_spec(task, self.variants, names, limit, self._cameras, image_size, features, privileged)
         self._model = load_model()
         self._slices = sensor_slices(self._model)
         self._engine = MujocoEngine(self._model, num_envs, SUBSTEPS, threads)
@@ -250,7 +250,7 @@ class TabletopEnv:
             objects = np.where(broken[:, None], self._obs["objects"].numpy(), objects)
         obs = {"proprio": torch.from_numpy(proprio), "objects": torch.from_numpy(objects)}
         obs |= {"goal": self._goal, "instruction": self._words}
-        return obs | self._look()
+        return obs | self._truth(slice(None)) | self._look()
 
     def _proprio(self, rows: np.ndarray | slice) -> np.ndarray:
         """(N, 30) float32, as ``kinematics.proprio`` would compute it from the encoders."""
@@ -259,6 +259,10 @@ class TabletopEnv:
         points = [named["tip/pos"][rows], named["grasp/pos"][rows], -named["hand/z"][rows], named["hand/x"][rows]]
         return np.concatenate([q, velocity, lead, *points], axis=1).astype(np.float32)
 
+    def _truth(self, rows: np.ndarray | slice) -> dict[str, Tensor]:
+        """The group ``privileged``, where it was asked for."""
+        return {"privileged": torch.from_numpy(tracker.truth(self._sensors, rows))} if self._privileged else {}
+
     def _restart(self, ids: np.ndarray, next_obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Begin new episodes in ``ids``; returns what to act on next."""
         if not len(ids):
@@ -266,7 +270,7 @@ class TabletopEnv:
         self._begin(ids)
         rows = torch.from_numpy(ids)
         fresh = {"proprio": torch.from_numpy(self._proprio(ids)), "objects": torch.from_numpy(self._tracked[ids])}
-        fresh |= self._draw(ids)
+        fresh |= self._truth(ids) | self._draw(ids)
         obs = {"goal": self._goal, "instruction": self._words}
         for name, rows_new in fresh.items():
             obs[name] = next_obs[name].clone()
@@ -338,13 +342,3 @@ class TabletopEnv:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
-
-
-def _check_names(variants: Sequence[str], split: str, phrasings: str, pixels: Sequence[str]) -> None:
-    checks = [("variant", variants, VARIANTS), ("split", [split], SPLITS), ("phrasings", [phrasings], PHRASINGS)]
-    for kind, found, known in [*checks, ("camera", pixels, CAMERAS)]:
-        for name in found:
-            if name not in known:
-                raise unknown_choice(kind, name, known)
-    if not variants:
-        raise UserError(f"variants is empty; choose from {', '.join(VARIANTS)}")

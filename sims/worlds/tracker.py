@@ -23,6 +23,8 @@ OBJECTS_NAMES = tuple(
     + [f"{button}/{a}" for button in BUTTONS for a in "xyz"]
 )
 
+_UNSEEN = ("touch/fixed", "touch/moving", *(f"{button}/travel" for button in BUTTONS))  # N on the fingers, m
+TRUTH_NAMES = (*OBJECTS_NAMES, *_UNSEEN)
 
 NOISE_DIM = OBJECTS_DIM
 # per column; the heading's noise sits in the column of its cosine
@@ -58,3 +60,12 @@ def measure(sensors: Mapping[str, np.ndarray], noise: np.ndarray | None = None) 
     angle = 4 * (yaw + out[:, _COSINES])
     out[:, _COSINES], out[:, _COSINES + 1] = np.cos(angle), np.sin(angle)
     return out.astype(np.float32)
+
+
+def truth(sensors: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> np.ndarray:
+    """(N, 29) float32 of worlds ``rows`` in the order of :data:`TRUTH_NAMES`.
+
+    What a perfect tracker without delay would report, and what no tracker sees: touch and the travel of the buttons.
+    """
+    own = {name: value[rows] for name, value in sensors.items()}
+    return np.concatenate([measure(own), *[own[name] for name in _UNSEEN]], axis=1).astype(np.float32)

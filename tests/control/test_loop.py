@@ -73,6 +73,17 @@ def test_resume_is_bit_exact(algo, tmp_path):
     assert curves[0] == curves[1]
 
 
+@pytest.mark.parametrize("utd", [1 / 32, 1 / 64])  # an update per segment, of the actor in every other; in every other
+def test_rows_after_a_resume_tell_what_was_measured_before(utd, tmp_path):
+    algo = dataclasses.replace(ALGOS[0], warmup_steps=32)
+    _loop(_cfg(algo, steps=320, utd=utd, log_every=32), tmp_path).run()
+    _loop(_cfg(algo, steps=352, utd=utd, log_every=32), tmp_path).run()
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in rows[-2:]] == [320, 352]
+    assert rows[-1].keys() == rows[-2].keys()
+    assert rows[-1]["actor_loss"] == rows[-2]["actor_loss"] or rows[-1]["updates"] % 2 == 0
+
+
 def _assert_equal(a, b):
     assert a.keys() == b.keys()
     for key in a:

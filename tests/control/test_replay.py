@@ -104,28 +104,71 @@ def test_nothing_but_bad_rows_leaves_nothing_bad_behind():
     assert torch.isfinite(replay.rows[: replay.total]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
-    st.integers(1, 7),
-    st.integers(1, 4),
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from("..Tt")), min_size=1, max_size=16),
+    capacity=st.integers(1, 7),
+    n_step=st.integers(1, 5),
+    envs=st.integers(1, 3),
+    blocks=st.lists(
+        st.lists(st.tuples(st.integers(0, 9), st.sampled_from("...Ttx")), min_size=1, max_size=9), max_size=9
+    ),
 )
-def test_n_step_equals_the_plain_definition(capacity, n_step, steps):
-    replay = Replay(capacity, 1, 1, 1)
-    for i, (reward, kind) in enumerate(steps):
-        _fill(replay, [reward], [kind == "T"], [kind == "t"], start=i)
-    kept = list(enumerate(steps))[-capacity:]
-    for age in range(len(kept)):
+def test_n_step_equals_the_plain_definition(capacity, n_step, envs, blocks):
+    """T terminated, t truncated, x a reward that is not finite; one block per call of ``add``, of ``envs`` worlds."""
+    blocks = [block[: len(block) // envs * envs] for block in blocks if len(block) >= envs]
+    if not blocks:
+        return
+    replay, history = Replay(capacity, envs, 1, 1), []  # history: per time step, per environment
+    for block in blocks:
+        rows = [block[i : i + envs] for i in range(0, len(block), envs)]
+        start, t = len(history), len(rows)
+        obs = (
+            torch.arange(start, start + t).float().view(t, 1, 1).expand(t, envs, 1)
+            + torch.arange(envs).view(envs, 1) / 8
+        )
+        rewards = torch.tensor([[math.nan if k == "x" else float(r) for r, k in row] for row in rows])
+        flags = [torch.tensor([[k == kind for _, k in row] for row in rows]) for kind in "Tt"]
+        replay.add(obs, torch.zeros(t, envs, 1), rewards, *flags, obs + 100)
+        history += rows
+    kept = list(enumerate(history))[-capacity:]
+    assert len(replay) == len(kept) * envs
+    for age, b in [(a, b) for a in range(len(kept)) for b in range(envs)]:
+        t = _at(replay, age * envs + b, n_step)
+        if kept[age][1][b][1] == "x":
+            assert torch.isfinite(torch.stack([t.reward, t.discount, t.next_obs[:, 0], t.obs[:, 0]])).all()
+            continue
         total, k = 0.0, 0
         while True:
-            index, (reward, kind) = kept[age + k]
-            total, k = total + 0.5**k * reward, k + 1
-            if kind in "Tt" or k == n_step or age + k == len(kept):
+            index, row = kept[age + k]
+            total, kind, k = total + 0.5**k * row[b][0], row[b][1], k + 1
+            if kind in "Tt" or k == n_step or age + k == len(kept) or kept[age + k][1][b][1] == "x":
                 break
-        t = _at(replay, age, n_step)
+        assert t.obs.item() == kept[age][0] + b / 8
         assert t.reward.item() == pytest.approx(total)
         assert t.discount.item() == (0.0 if kind == "T" else 0.5**k)
-        assert t.next_obs.item() == index + 100
+        assert t.next_obs.item() == index + b / 8 + 100
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 300), share=st.sampled_from([0.0, 0.25, 0.5, 0.9]), n_step=st.integers(1, 3))
+def test_the_share_of_prior_data_is_exact(n, share, n_step):
+    online, prior = Replay(16, 1, 1, 1), Replay(4, 1, 1, 1)
+    _fill(online, [1.0] * 10, truncated=[True] * 10)
+    _fill(prior, [2.0] * 4, truncated=[True] * 4)
+    batch = sample_mixed(online, prior, share, n, 0.9, n_step, torch.Generator().manual_seed(n))
+    assert len(batch.reward) == n
+    assert (batch.reward == 2).sum().item() == round(n * share)  # half of an even batch to the row, as RLPD has it
+
+
+def test_prior_data_and_experience_are_each_drawn_uniformly():
+    online, prior = Replay(8, 1, 1, 1), Replay(4, 1, 1, 1)
+    _fill(online, [0.0] * 8)
+    _fill(prior, [0.0] * 4, start=50)
+    g = torch.Generator().manual_seed(0)
+    drawn = torch.cat([sample_mixed(online, prior, 0.5, 256, 0.9, 1, g).obs.flatten() for _ in range(100)])
+    for first, count in ((0, 8), (50, 4)):
+        share = torch.stack([(drawn == first + i).float().mean() for i in range(count)])
+        assert share.tolist() == pytest.approx([0.5 / count] * count, abs=0.006)  # four deviations of 25,600 draws
 
 
 def test_prior_share_and_state_round_trip():

@@ -128,3 +128,16 @@ def test_tabletop_run_with_demonstrations_resumes_bit_for_bit(tmp_path):
     for name in ("theta_actor", "theta_critic", "log_alpha", "sigma_square"):
         assert torch.equal(getattr(resumed.learner, name), getattr(whole.learner, name)), name
     assert torch.equal(resumed.prior.rows, whole.prior.rows)
+
+
+def test_privileged_critics_on_the_tabletop_leave_a_policy_that_needs_no_privilege(tmp_path):
+    algo = SACConfig(warmup_steps=64, batch_size=32, width=16, privileged=True)
+    cfg = TrainConfig(env="tabletop/reach", algo=algo, num_envs=4, steps=160, utd=0.1, eval_every=0, final_episodes=4,
+                      out=str(tmp_path / "run"), demos=1)  # fmt: skip
+    loop = train_module._build_loop(resolve(cfg), tmp_path / "loop")
+    assert loop.replay.obs_dim - loop.learner.actor_dim == 29
+    assert loop.prior.obs_dim == loop.replay.obs_dim
+    policy = load_policy(train(cfg) / "policy")
+    assert "privileged" not in policy.spec.env.observation
+    assert policy.spec.inputs == ("proprio", "objects", "goal")
+    assert main(["env=gym/Pendulum-v1", "algo=sac", "algo.privileged=true", f"out={tmp_path}/no"]) == 2

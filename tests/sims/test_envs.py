@@ -353,3 +353,23 @@ def test_frames_between_are_those_of_the_last_drawn_step_of_the_same_episode() -
     assert torch.equal(held[2], drawn[3])
     assert not torch.equal(held[3], drawn[3]), "the frame of an ended episode stood in a new one"
     assert torch.equal(held[4], drawn[5])
+
+
+def test_the_privileged_group_is_the_truth_of_which_the_tracker_reports_a_noisy_past():
+    plain, told = (make("tabletop", 8, seed=3, time_limit=6, privileged=p) for p in (False, True))
+    assert told.spec.observation["privileged"].names[-4:] == (
+        "touch/fixed", "touch/moving", "green_button/travel", "yellow_button/travel")  # fmt: skip
+    truth, ended = told.reset(5)["privileged"], torch.zeros(8, dtype=torch.bool)
+    plain.reset(5)
+    for a, b in zip(roll(plain, 13), roll(told, 13), strict=True):
+        assert same(flat(a), {k: v for k, v in flat(b).items() if k != "obs/privileged"})
+        error = (b.next_obs["objects"] - truth[:, :25]).abs()
+        assert error.max() < 0.35  # five deviations of four times an angle; of a position much less:
+        assert error[:, :6].max() < 0.006
+        ended = b.terminated | b.truncated
+        truth = b.obs["privileged"]
+        assert torch.equal(truth[~ended], b.next_obs["privileged"][~ended])
+        assert truth.dtype == torch.float32
+    assert (truth[:, 25:] == 0).all()  # just reset or far from everything
+    plain.close()
+    told.close()
