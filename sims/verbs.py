@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import os
 import re
 import signal
@@ -108,8 +109,10 @@ def run_sweep(verb: Verb, argv: list[str], objective: Callable[[Any, Path], floa
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # of Optuna; it would tell of its plugins
     try:
-        importlib.import_module("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
+        for name in ("optuna", "hydra_plugins.hydra_optuna_sweeper"):
+            importlib.import_module(name)
     except ImportError as error:
         raise UserError("a sweep needs Optuna's sweeper for hydra: pip install 'robot-distillery[sweep]' "
                         f"({error}).") from error  # fmt: skip
