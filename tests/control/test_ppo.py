@@ -221,6 +221,23 @@ def test_resumes_bit_for_bit(tmp_path):
     assert torch.equal(half.scale.mean, whole.scale.mean)
 
 
+def test_a_reward_model_sees_physical_actions_and_its_reward_is_learned_from(tmp_path):
+    seen = []
+    score = lambda segment: seen.append(segment) or torch.arange(64.0).view(16, 4)  # noqa: E731
+    cfg = cfg_of(rollout_steps=16, normalize_reward=False, log_std=1.0)
+    loop = OnPolicyLoop(resolve(cfg), Point(4, 0), Point(4, 77), proprio, tmp_path, score)
+    segment, log_prob, raw = loop.collect()
+    rollout = loop.rollout(segment, log_prob, raw)
+    assert torch.equal(rollout.reward, torch.arange(64.0).view(16, 4))
+    assert torch.equal(rollout.action, segment.action)  # as drawn,
+    assert (segment.action.abs() > 1).float().mean() > 0.3  # often beyond the box,
+    low, high = tensor(loop.env.spec.action.low), tensor(loop.env.spec.action.high)
+    (scored,) = seen  # and scored as the world took it
+    assert torch.allclose(scored.action, ((low + high) / 2 + (high - low) / 2 * segment.action).clamp(low, high))
+    moved = scored.next_obs["proprio"] - scored.obs["proprio"]
+    assert torch.allclose(moved, scored.action, atol=1e-6)
+
+
 class Poisoned(Point):
     """Environment 1 returns a bad number now and then."""
 
