@@ -1,6 +1,7 @@
 """Brax environments as a :class:`sims.types.VecEnv`; jax is imported here and nowhere else in the package.
 
-The whole batch steps in one compiled function on jax's default device; observations cross to torch through numpy.
+The whole batch steps in one compiled function on jax's default device. Where that is a GPU that torch sees, too,
+nothing crosses to the host (unrun on CUDA).
 Matrix products are float32 in full: jax's default on a GPU is TF32, which is known to change what physics does.
 """
 
@@ -34,7 +35,11 @@ class BraxVecEnv:
         self, name: str, num_envs: int, seed: int = 0, *, time_limit: int = 1000, backend: str = "generalized"
     ):
         self._jax, env = _load(name, backend)
-        self.num_envs, self.device, self.diverged = num_envs, torch.device("cpu"), 0
+        self.num_envs = num_envs
+        backend, on_gpu = self._jax.default_backend(), torch.cuda.is_available()
+        self.device = torch.device("cuda" if backend == "gpu" and on_gpu else "cpu")
+        self._shares = backend == "cpu" or self.device.type == "cuda"  # memory with torch
+        self._diverged = torch.zeros((), dtype=torch.int64, device=self.device)
         size = int(env.action_size)
         self.spec = EnvSpec(
             task=f"brax/{name}",
@@ -52,31 +57,47 @@ class BraxVecEnv:
         jax = self._jax
         root = jax.random.PRNGKey(seed)
         keys = jax.vmap(lambda i: jax.random.fold_in(root, i))(np.arange(self.num_envs))
-        self._carry = self._reset(keys)
+        self._carry = self._settled(self._reset(keys))
         return self._groups(self._carry[0].obs)
 
     def step(self, action: Tensor) -> TimeStep:
         """One step of every copy with (B, A) actions, clipped to [-1, 1]."""
-        wanted = np.clip(action.detach().cpu().numpy().astype(np.float32), -1.0, 1.0)
-        self._carry, out = self._step(self._carry, wanted)
-        out = {k: np.array(v) for k, v in out.items()}
-        self.diverged += int(out["diverged"].sum())
-        reward = torch.from_numpy(out["reward"].astype(np.float32))
+        wanted = action.detach().to(self.device, torch.float32).clamp(-1.0, 1.0).contiguous()
+        self._carry, values = self._step(self._carry, self._array(wanted))
+        out = {name: self._tensor(value) for name, value in values.items()}
+        self._diverged = self._diverged + out["diverged"].sum()
+        reward = out["reward"].float()
         return TimeStep(
             obs=self._groups(self._carry[0].obs),
-            next_obs=self._groups(out["successor"]),
+            next_obs={"proprio": out["successor"].float()},
             reward=reward,
-            terminated=torch.from_numpy(out["terminated"]),
-            truncated=torch.from_numpy(out["truncated"]),
+            terminated=out["terminated"],
+            truncated=out["truncated"],
             metrics={
                 "reward/env": reward.clone(),
-                "diverged": torch.from_numpy(out["diverged"].astype(np.float32)),
-                "success": torch.zeros(self.num_envs),
+                "diverged": out["diverged"].float(),
+                "success": torch.zeros_like(reward),
             },
         )
 
+    @property
+    def diverged(self) -> int:
+        """Worlds reset because a number in them was not finite."""
+        return int(self._diverged)
+
     def _groups(self, rows: Any) -> dict[str, Tensor]:
-        return {"proprio": torch.from_numpy(np.array(rows, dtype=np.float32))}
+        return {"proprio": self._tensor(rows).float()}
+
+    def _settled(self, carry: Any) -> Any:
+        """Bound to the device, as actions from torch are and all that follows: else the second step compiles anew."""
+        return self._jax.device_put(carry, self._jax.devices()[0]) if self._shares else carry
+
+    def _tensor(self, array: Any) -> Tensor:
+        """A copy: jax's own arrays must never change."""
+        return torch.from_dlpack(array).clone() if self._shares else torch.from_numpy(np.array(array))
+
+    def _array(self, tensor: Tensor) -> Any:
+        return self._jax.dlpack.from_dlpack(tensor) if self._shares else tensor.numpy()
 
     def render(self, ids: Sequence[int], camera: str = "") -> Tensor:
         """(N, H, W, 3) uint8 of the named copies."""
@@ -102,7 +123,8 @@ class BraxVecEnv:
         if [x.shape for x in saved] != [np.shape(x) for x in leaves]:
             raise UserError(f"the saved state does not fit {self.num_envs} worlds of {self.spec.task}")
         new = [self._jax.numpy.asarray(x, dtype=old.dtype) for x, old in zip(saved, leaves)]
-        self._carry, self.diverged = tree.tree_unflatten(shape, new), int(state["diverged"])
+        self._carry = self._settled(tree.tree_unflatten(shape, new))
+        self._diverged = torch.tensor(int(state["diverged"]), device=self.device)
         return self._groups(self._carry[0].obs)
 
     def close(self) -> None:
