@@ -24,10 +24,11 @@ def train(cfg: TrainConfig) -> Path:
     """Train, evaluate and export one specialist; a finished run is reused, an unfinished one resumes.
 
     Returns:
-        ``cfg.out`` with ``config.yaml``, ``metrics.jsonl``, ``checkpoint/``, ``policy/`` and ``result.json``.
+        ``cfg.out`` with ``config.yaml``, ``metrics.jsonl``, ``checkpoint/``, ``replay/``, ``policy/``, ``result.json``.
 
     Raises:
-        UserError: unknown environment or learner, a folder that holds another run, a damaged checkpoint.
+        UserError: unknown environment or learner, a folder that holds another run, a damaged checkpoint, a full disk.
+        KeyboardInterrupt: after a checkpoint was written, when a signal asked to end.
     """
     cfg = resolve(cfg)
     out = Path(cfg.out)

@@ -30,29 +30,31 @@ RUNS = {
     "dsact": [*OFF, "algo=dsact", "steps=1200", "algo.normalize=true"],
     "sac": [*OFF, "algo=sac", "steps=1200", "algo.buffer_size=300", "algo.n_step=3"],  # the ring wraps
     "ppo": [*COMMON, "env=gym/Pendulum-v1", "algo=ppo", "num_envs=4", "steps=4800", "algo.rollout_steps=16",
-            "algo.minibatch_size=16"],
+            "algo.minibatch_size=64", "algo.epochs=2"],
 }  # fmt: skip
 
 
-def drive(kills: int, seed: int, longest: float, args: list[str]) -> dict[str, int]:
-    args = [a if not a.startswith("env_options") else f"+{a}" for a in args]
+def plus(args: list[str]) -> list[str]:
+    """Options below env_options are no fields of the schema."""
+    return [f"+{a}" if a.startswith("env_options") else a for a in args]
+
+
+def check(name: str, kills: int, inside: int, tmp_path: Path, longest: float) -> dict[str, int]:
+    numbers = [str(x) for x in (kills, inside, longest)]
     done = subprocess.run(
-        [sys.executable, str(DRIVER), str(kills), str(seed), str(longest), "--", *args], capture_output=True, text=True,
-        timeout=600,
+        [sys.executable, str(DRIVER), *numbers, str(tmp_path), "--", *plus(RUNS[name])],
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def check(name: str, kills: int, tmp_path: Path, longest: float) -> dict[str, int]:
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["status"] == [0, 0], done.stderr[-3000:]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert drive(0, 0, 1, [*RUNS[name], f"out={whole}"])["status"] == 0
-    # a checkpoint after every iteration, so that many kills fall into one
-    report = drive(kills, 1, longest, [*RUNS[name], f"out={killed}", "checkpoint_seconds=0"])
-    assert report["status"] == 0
     a, b = (load_checkpoint(folder / "checkpoint") for folder in (whole, killed))
-    assert_same(a["learner"], b["learner"])
-    assert_same(a["env"], b["env"])
+    a["watch"]["wall"] = b["watch"]["wall"] = 0.0
+    for folder, state in ((whole, a), (killed, b)):
+        if "replay" in state:  # the same rows, however they are cut into chunks
+            state["replay"] = rows_of(folder / "replay", state["replay"])
+    assert_same(a, b)
     first, second = (json.loads((folder / "result.json").read_text()) for folder in (whole, killed))
     assert first | {"wall_s": 0} == second | {"wall_s": 0}
     clock = ("time", "steps_per_s")
@@ -63,13 +65,30 @@ def check(name: str, kills: int, tmp_path: Path, longest: float) -> dict[str, in
     return report
 
 
+def rows_of(folder: Path, state) -> torch.Tensor:
+    features, actions, envs = state["shape"]
+    replay = Replay(state["filled"], envs, features, actions)
+    ReplayStore(folder).load(state, replay)
+    return replay.slice(replay.total - replay.filled, replay.total)
+
+
+def test_a_difference_is_seen():
+    """The comparison of this file itself."""
+    nan = torch.tensor([1.0, torch.nan])
+    assert_same({"a": [nan, "x", None]}, {"a": [nan.clone(), "x", None]})
+    for other in (nan + 1e-6, nan[:1], nan.double(), torch.tensor([torch.nan, 1.0])):
+        with pytest.raises(AssertionError):
+            assert_same({"a": [nan]}, {"a": [other]})
+
+
 def assert_same(a, b, where="") -> None:
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         for key in a:
             assert_same(a[key], b[key], f"{where}.{key}")
     elif torch.is_tensor(a):
-        assert torch.equal(a, b) or (a.isnan() == b.isnan()).all(), where
+        assert a.dtype == b.dtype, where
+        assert torch.equal(a, b) or torch.equal(a.nan_to_num(7.7), b.nan_to_num(7.7)), where
     elif isinstance(a, list):
         assert len(a) == len(b), where
         for x, y in zip(a, b):
@@ -80,14 +99,15 @@ def assert_same(a, b, where="") -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_killed_at_random_moments_ends_in_the_same_weights(name, tmp_path):
-    report = check(name, 5, tmp_path, 0.8)
+    report = check(name, 5, 0, tmp_path, 0.8)
     assert report["landed"] >= 2  # kills that hit a run that was not yet finished
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_killed_twenty_times_and_inside_checkpoints(name, tmp_path):
-    report = check(name, 30, tmp_path, 0.7)
+    report = check(name, 30, 3, tmp_path, 0.7)
+    print(name, report)
     assert report["landed"] >= 20
     assert report["inside"] >= 1
 
@@ -97,16 +117,14 @@ def start(args: list[str], out: Path, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_saves_and_says_how_to_resume(number, tmp_path):
-    args = [a if not a.startswith("env_options") else f"+{a}" for a in RUNS["sac"]]
-    args = [a if not a.startswith("steps") else "steps=100000" for a in args]
+def test_an_interrupted_run_saves_and_says_how_to_resume(tmp_path):
+    args = [a if not a.startswith("steps") else "steps=100000" for a in plus(RUNS["sac"])]
     run = start([*args, "log_every=100"], tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    run.send_signal(number)
+    run.send_signal(signal.SIGINT)
     _, error = run.communicate(timeout=30)
     assert run.returncode == 130, error
     assert "resumes" in error
@@ -122,12 +140,13 @@ def wait_for(ready, run: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own, 4 MiB small."""
+    """A file system of its own, 4 MiB small; None where mounting is not permitted."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not permitted here")
+        yield None
+        return
     yield place
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
@@ -147,7 +166,7 @@ def limit_files(run: subprocess.Popen[str], out: Path):
 
 
 def full_disk(out: Path, make_full) -> None:
-    args = [a if not a.startswith("env_options") else f"+{a}" for a in RUNS["dsact"] if not a.startswith("steps")]
+    args = [a for a in plus(RUNS["dsact"]) if not a.startswith("steps")]
     args += ["steps=1000000", "checkpoint_seconds=0.2", "eval_every=0"]
     run = start(args, out)
     wait_for((out / "checkpoint").exists, run)
@@ -173,10 +192,14 @@ def load_rows(out: Path) -> int:
     return sum(f.stat().st_size for f in (out / "replay").glob("*.rows")) // (2 * (2 * 3 + 1 + 3) * 4)
 
 
-def test_a_full_disk_keeps_the_last_checkpoint_and_says_what_to_do(small_disk):
-    full_disk(small_disk / "run", fill_disk)
+def test_a_full_disk_keeps_the_last_checkpoint_and_says_what_to_do(small_disk, tmp_path):
+    if small_disk:
+        full_disk(small_disk / "run", fill_disk)
+    else:
+        full_disk(tmp_path / "run", limit_files)
 
 
+@pytest.mark.slow
 def test_a_limit_on_files_is_a_full_disk(tmp_path):
     full_disk(tmp_path / "run", limit_files)
 
