@@ -292,7 +292,7 @@ def test_a_resumed_run_cuts_off_what_no_checkpoint_names(tmp_path):
     assert held(restored(store, state, 10)) == [*steps(0, 6), 99.0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     capacity=st.integers(1, 12), blocks=st.lists(st.tuples(st.integers(1, 14), st.booleans()), min_size=2, max_size=9)
 )
