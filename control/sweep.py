@@ -23,9 +23,9 @@ Every option of 'distillery train' (see its --help) with a value or a range:
   algo.lr=tag(log,interval(1e-4,1e-2))      the same, on a log scale
   algo.width=choice(64,128,256)             one of them
   hydra.sweeper.n_trials=20                 how many trainings
-  hydra.sweeper.sampler.seed=0              repeatable: a second search reuses the trials of the first
-  objective=return                          what of the last evaluation to maximise: success or return;
-                                            left out: success on the tabletop, return elsewhere
+  hydra.sweeper.sampler.seed=0              the search is repeatable and reuses its trials
+  objective=return                          maximise the last evaluation's return, or success;
+                                            left out: success on the tabletop, else return
 Each trial is a run folder out/<number>/run; the best settings are in out/optimization_results.yaml.
 
 examples:
