@@ -51,10 +51,10 @@ def test_the_command_line_refuses_what_ppo_would_ignore(option, tmp_path, capsys
 
 def test_swings_a_pendulum_up(tmp_path):
     """Random actions have a return of about -1200, a pendulum that is held up all the time 0, a good policy -150."""
-    algo = PPOConfig(lr=1e-3, gamma=0.9, rollout_steps=128)
-    cfg = TrainConfig(env="gym/Pendulum-v1", algo=algo, steps=24_000, eval_every=0, final_episodes=24, tensorboard=False,
+    algo = PPOConfig()
+    cfg = TrainConfig(env="gym/Pendulum-v1", algo=algo, steps=32_000, eval_every=0, final_episodes=24, tensorboard=False,
                       out=str(tmp_path / "run"))  # fmt: skip
-    assert json.loads((train(cfg) / "result.json").read_text())["return"] > -600
+    assert json.loads((train(cfg) / "result.json").read_text())["return"] > -700
 
 
 @pytest.mark.slow
