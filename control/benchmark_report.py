@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from control.benchmark_statistics import (
     bootstrap,
     difference,
     iqm,
-    paired_difference,
     spread,
     spread_interval,
     verdict,
@@ -190,8 +189,8 @@ reference, *inferior* when all of it lies below, else *undecided*.
 
 PRECISION = f"""## Reduced precision
 
-`algo.precision=bfloat16` beside `float32`, seed by seed (the same weights and starts). *Not inferior* as above, with
-{MARGIN:.0%} of the float32 mean."""
+`algo.precision=bfloat16` beside `float32`, seed by seed (the same weights and starts); success in brackets where
+the world has one. *Not inferior* as above, with {MARGIN:.0%} of the float32 mean."""
 
 BRAX = """## Brax
 
@@ -261,30 +260,42 @@ def _scales(learner: str, groups: list[list[float]]) -> str:
 
 
 def precision_table(runs: Runs) -> str:
+    """One line per world and learner, and one for all of them together."""
     lines = [
         "| | float32, every seed | bfloat16, every seed | final return | mean of the way |",
         "|---|---|---|---|---|",
     ]
+    pooled: dict[Callable[..., list[float]], list[float]] = {finals: [], ways: []}
     for (env, group), low in sorted(runs.items()):
-        full = runs.get((env, group.replace("_bfloat16", "")))
-        if "bfloat16" not in group or not full:
-            continue
+        full = runs.get((env, group.replace("_bfloat16", "")), {})
         seeds = sorted(low.keys() & full.keys())
+        if "bfloat16" not in group or not seeds:
+            continue
         low, full = {s: low[s] for s in seeds}, {s: full[s] for s in seeds}
-        cells = [" / ".join(f"{x:.4g}" for x in finals(part)) for part in (full, low)]
-        cells += [_paired(figure(low), figure(full)) for figure in (finals, ways)]
+        changes = {figure: _relative(figure(low), figure(full)) for figure in pooled}
+        for figure, values in changes.items():
+            pooled[figure] += values
+        cells = [" / ".join(map(_ended, part.values())) for part in (full, low)] + [
+            _paired(x) for x in changes.values()
+        ]
         name = label(group).replace(", bfloat16", "")
         lines.append(f"| {env.partition('/')[2]}, {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "| all pairs | | | " + " | ".join(_paired(values) for values in pooled.values()) + " |"])
 
 
-def _paired(low: list[float], full: list[float]) -> str:
-    base = abs(float(np.mean(full)))
-    interval = paired_difference(low, full)
-    gap = (np.mean(low) - np.mean(full)) / base
-    return (
-        f"{gap:+z.1%} {_span((interval[0] / base, interval[1] / base), '+z.1%')}, *{verdict(interval, MARGIN * base)}*"
-    )
+def _ended(record: Row) -> str:
+    success = f" ({record['final_success']:.0%})" if "final_success" in record else ""
+    return f"{record['final_return']:.4g}{success}"
+
+
+def _relative(own: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Differences point by point, as shares of the reference's mean."""
+    return (np.subtract(own, reference) / abs(np.mean(reference))).tolist()
+
+
+def _paired(changes: list[float]) -> str:
+    interval = bootstrap(changes)
+    return f"{np.mean(changes):+z.1%} {_span(interval, '+z.1%')}, *{verdict(interval, MARGIN)}*"
 
 
 def _of(runs: Runs, env: str) -> list[tuple[tuple[str, str], dict[int, Row]]]:

@@ -34,11 +34,6 @@ def difference(own: Sequence[float], reference: Sequence[float]) -> Interval:
     return float(low), float(high)
 
 
-def paired_difference(own: Sequence[float], reference: Sequence[float]) -> Interval:
-    """95 % interval of the mean of own - reference, point by point: both lists have the same seeds in one order."""
-    return bootstrap(np.subtract(own, reference).tolist())
-
-
 def spread(groups: Sequence[Sequence[float]]) -> float:
     """By how much the lowest of the groups' means lies below the highest: 1 - min / max of positive means."""
     means = [float(np.mean(group)) for group in groups]
