@@ -34,7 +34,8 @@ def test_advantages_over_terminated_truncated_and_continuing_rows():
     # gamma=.5, lambda=.5, V = 1, 2, 3, 4; rows: continuing, terminated, truncated, continuing
     got = advantages(
         rollout_of([1.0, 2.0, 3.0, 4.0], [2.0, 99.0, 7.0, 8.0], [1.0, 1.0, 1.0, 1.0],
-                   terminated=[False, True, False, False], truncated=[False, False, True, False]), 0.5, 0.5)  # fmt: skip
+                   terminated=[False, True, False, False], truncated=[False, False, True, False]),
+        0.5, 0.5)  # fmt: skip
     # last: 1 + .5*8 - 4 = 1
     # truncated: 1 + .5*7 - 3 = 1.5: the true successor's 7 counts, nothing of the next episode (.25*1) is added
     # terminated: 1 + 0 - 2 = -1: neither the 99 behind the end nor the next episode (.25*1.5)

@@ -20,8 +20,9 @@ def test_the_command_line_trains_and_exports(env, tmp_path):
         pytest.importorskip("brax")
     out = tmp_path / "run"
     limit = [] if env.startswith("tabletop") else ["+env_options.time_limit=50"]
-    args = [f"env={env}", "algo=ppo", "num_envs=4", "steps=400", "eval_every=200", "eval_episodes=4", "final_episodes=4",
-            "log_every=100", "algo.rollout_steps=25", "algo.minibatch_size=30", "algo.epochs=2", f"out={out}"]  # fmt: skip
+    args = [f"env={env}", "algo=ppo", "num_envs=4", "steps=400", "eval_every=200", "eval_episodes=4",
+            "final_episodes=4", "log_every=100", "algo.rollout_steps=25", "algo.minibatch_size=30", "algo.epochs=2",
+            f"out={out}"]  # fmt: skip
     assert main([*args, *limit]) == 0
     result = json.loads((out / "result.json").read_text())
     assert (result["algo"], result["steps"], result["updates"]) == ("ppo", 400, 4 * 2 * 3)  # 100 rows: 3 x 30
@@ -52,8 +53,8 @@ def test_the_command_line_refuses_what_ppo_would_ignore(option, tmp_path, capsys
 def test_swings_a_pendulum_up(tmp_path):
     """Random actions have a return of about -1200, a pendulum that is held up all the time 0, a good policy -150."""
     algo = PPOConfig()
-    cfg = TrainConfig(env="gym/Pendulum-v1", algo=algo, steps=32_000, eval_every=0, final_episodes=24, tensorboard=False,
-                      out=str(tmp_path / "run"))  # fmt: skip
+    cfg = TrainConfig(env="gym/Pendulum-v1", algo=algo, steps=32_000, eval_every=0, final_episodes=24,
+                      tensorboard=False, out=str(tmp_path / "run"))  # fmt: skip
     assert json.loads((train(cfg) / "result.json").read_text())["return"] > -700
 
 
