@@ -47,6 +47,7 @@ format: $(TEST_STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(TEST_STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[benchmark]'
 	$(BIN)/python -m pytest tests -m slow
 	$(BIN)/python tests/benchmarks/sim_speed.py
 	$(BIN)/distillery benchmark

@@ -107,7 +107,7 @@ def _sbx(width: int, rows: int, say: Say) -> Any:
     # with one core to run on, which XLA asks for when jax is imported, it keeps to one thread
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     try:
-        from sbx import SAC as Theirs
+        from sbx import SAC as Theirs  # pyright: ignore[reportMissingImports]
     except ImportError:
         say("  SBX: not installed (pip install sbx-rl)")
         return None

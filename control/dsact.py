@@ -205,10 +205,11 @@ class _Passes:
     def critic_gradient(self, batch: Transition) -> tuple[Tensor, Tensor, Tensor]:
         learner, nets, n = self.learner, self.nets, batch.obs.shape[0]
         nets.prepare(n, (self.w_actor, self.w_critic, self.w_actor_target, self.w_critic_target))
-        action, log_prob = nets.sample(self.w_actor_target, batch.next_obs, learner._noise(n, learner.act_dim))
-        q, raw = nets.value(self.w_critic_target, None, action).unbind(-1)  # (2, N) each
-        y_q, y_z = learner.targets(batch, q, F.softplus(raw), log_prob)
-        q, raw = nets.value(self.w_critic, batch.obs, batch.action).unbind(-1)
+        nets.load(batch.obs, batch.next_obs)
+        nets.sample(self.w_actor_target, nets.next, learner._noise(n, learner.act_dim))
+        q, raw = nets.value(self.w_critic_target, nets.next, nets.next.action).unbind(-1)  # (2, N) each
+        y_q, y_z = learner.targets(batch, q, F.softplus(raw), nets.next.log_prob)
+        q, raw = nets.value(self.w_critic, nets.now, batch.action).unbind(-1)
         sigma = F.softplus(raw)
         grad_q, grad_sigma = critic_grad(q, sigma, y_q, y_z, *learner.statistics(sigma))
         loss = critic_loss(q, sigma, grad_q, grad_sigma)
@@ -219,13 +220,14 @@ class _Passes:
 
     @torch.no_grad()
     def actor_gradient(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        learner, nets, n = self.learner, self.nets, obs.shape[0]
+        """At the observations that :meth:`critic_gradient` read."""
+        learner, nets, now, n = self.learner, self.nets, self.nets.now, obs.shape[0]
         nets.prepare(n, (self.w_critic,))
-        action, log_prob = nets.sample(self.w_actor, obs, learner._noise(n, learner.act_dim))
-        q = nets.value(self.w_critic, None, action)[..., 0]  # (2, N)
+        nets.sample(self.w_actor, now, learner._noise(n, learner.act_dim))
+        q = nets.value(self.w_critic, now, now.action)[..., 0]  # (2, N)
         alpha, least = learner.log_alpha.exp(), q.amin(0)
         nets.actor_backward(self.w_actor, self.w_critic, q, least, alpha)
-        return actor_loss(least, log_prob, alpha), log_prob
+        return actor_loss(least, now.log_prob, alpha), now.log_prob
 
 
 def smaller_mean(q: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,16 +8,19 @@ the tests.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from control.distributions import LOG_SQRT_2PI
 from control.networks import MLP
 
 EPS_LAYER_NORM = 1e-5  # torch's default, as in F.layer_norm
+MINUS_ONE = torch.tensor(-1.0)  # a number of Python costs an operation twice its time
 aten = torch.ops.aten
 
 
@@ -37,6 +40,7 @@ class Weights:
         parts = mlp.split(self.theta if self.low is None else self.low)
         self.layers = [parts[i : i + step] for i in range(0, len(parts), step)]
         self.weight_t = [layer[0].transpose(1, 2) for layer in self.layers]  # (E, out, in)
+        self.weight_t_of = [list(weight) for weight in self.weight_t]  # by layer and member
         self.columns = _columns(parts[-2])
         self.grad = self.low_grad = None
         if trained:
@@ -90,7 +94,6 @@ class Backprop:
         # on a CPU tanh z is slow and 2 sigmoid(2 z) - 1 is not: the same within 2e-7; the product gives 2 z at once
         sigmoid = mlp.activation == "tanh" and not mlp.layer_norm and dtype == torch.float32
         self.gain = 2 if sigmoid and torch.device(device).type == "cpu" else 1
-        self.minus_one = torch.tensor(-1.0)
         self.normed: list[tuple[Tensor, Tensor, Tensor]] = [(torch.empty(0),) * 3] * hidden  # and mean, 1 / deviation
         self.grad = buffers(hidden)
         # up to eight columns of output, written row by row, cost MKL four times what they cost column by column
@@ -98,18 +101,41 @@ class Backprop:
         if self.slim:
             self.product[-1] = self.product[-1].mT.contiguous().mT
             self.grad_columnwise = self.product[-1].new_zeros(1, mlp.sizes[-1], mlp.sizes[-2]).mT
-        self.output, self.grad_output = self.product[-1], torch.zeros_like(self.product[-1])
-        self.hidden_t = [h.transpose(1, 2) for h in self.hidden]
-        self.input = self.input_t = torch.empty(0)
         # a batched product with one or two columns is six times slower than as many matrix-vector products
         self.narrow = mlp.members > 1 and mlp.sizes[-1] <= 2 and torch.device(device).type == "cpu"
+        self.grad_output = torch.zeros_like(self.product[-1])
+        self.input = self.input_t = torch.empty(0)
+        self._make_views()
+
+    def _make_views(self) -> None:
+        self.output = self.product[-1]
+        self.hidden_t = [h.transpose(1, 2) for h in self.hidden]
         self.rows, self.rows_t = list(self.hidden[-1]), list(self.hidden_t[-1])
+        gelu = self.mlp.activation == "gelu"
+        self.activated = [list(x) for x in (self.scaled if gelu else self.hidden)]  # by layer and member
         self.columns, self.grad_columns = _columns(self.output), _columns(self.grad_output)
+
+    def part(self, rows: slice) -> Backprop:
+        """The same buffers for some of the rows: what :meth:`forward` of all wrote, ``backward`` of a part reads."""
+        assert not self.mlp.layer_norm, "what a LayerNorm leaves for the way back belongs to all rows"
+        part = copy.copy(self)
+        part.product, part.hidden, part.scaled, part.grad = (
+            [x[:, rows] for x in buffers] for buffers in (self.product, self.hidden, self.scaled, self.grad)
+        )
+        part.grad_output = self.grad_output[:, rows]
+        if len(self.input):
+            part.set_input(self.input[:, rows])
+        part._make_views()
+        return part
 
     def set_input(self, x: Tensor) -> None:
         """(N, I) shared by the members, or (E, N, I); read again by every :meth:`forward`."""
-        self.input = x.expand(self.mlp.members, -1, -1) if x.dim() == 2 else x
-        self.input_t = self.input.transpose(1, 2)
+        self.input, self.input_t = self.input_views(x)
+
+    def input_views(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What :meth:`set_input` makes of it, for those who take turns."""
+        x = x.expand(self.mlp.members, -1, -1) if x.dim() == 2 else x
+        return x, x.transpose(1, 2)
 
     def forward(self, weights: Weights) -> Tensor:
         """-> output (E, N, O), valid until the next call."""
@@ -152,27 +178,27 @@ class Backprop:
         """dL/d(input columns from ``first`` on), summed over the members: (N, I - first), after :meth:`backward`."""
         return torch.bmm(self.grad[0], weights.weight_t[0][:, :, first:]).sum(0)
 
-    def input_grad_of_chosen(self, weights: Weights, chosen: Tensor, scale: float, first: int) -> Tensor:
-        """As :meth:`input_grad` for ``scale`` times the first output of one member per row: half the work of two.
+    def input_grad_of_chosen(self, weights: Weights, first_member: Tensor, scale: float, first: int) -> Tensor:
+        """As :meth:`input_grad` for ``scale`` times the first output of one of two members per row: half the work.
 
         Args:
-            chosen: (N,) member of each row. Its rows are gathered, so shapes depend on values: for the CPU.
+            first_member: (N,) whether a row is of the first of them. Shapes depend on values: for the CPU.
         """
-        result = torch.empty(chosen.shape[0], weights.weight_t[0].shape[2] - first, dtype=weights.weight_t[0].dtype)
-        for e in range(self.mlp.members):
-            rows = (chosen == e).nonzero().squeeze(-1)
-            column = weights.layers[-1][0][e, :, 0]
-            g = (column * scale).expand(len(rows), -1).contiguous()
+        members = (first_member.nonzero().view(-1), first_member.logical_not().nonzero().view(-1))
+        grads = []
+        for e, rows in enumerate(members):
+            g = (weights.columns[e * self.mlp.sizes[-1]][1] * scale).expand(len(rows), -1).contiguous()
             for i in reversed(range(len(self.hidden))):
                 g = self._through_activation_of(i, e, rows, weights, g)
-                weight_t = weights.weight_t[i][e]
+                weight_t = weights.weight_t_of[i][e]
                 g = g @ (weight_t if i else weight_t[:, first:])
-            result.index_copy_(0, rows, g)
-        return result
+            grads.append(g)
+        joined = torch.cat(grads)
+        return torch.empty_like(joined).index_copy_(0, torch.cat(members), joined)
 
     def _through_activation_of(self, i: int, e: int, rows: Tensor, weights: Weights, g: Tensor) -> Tensor:
         """(n, H) dL/d(hidden) of member ``e`` at ``rows`` -> dL/d(product)."""
-        kept = (self.scaled if self.mlp.activation == "gelu" else self.hidden)[i][e].index_select(0, rows)
+        kept = self.activated[i][e].index_select(0, rows)
         if self.mlp.activation == "relu":
             aten.threshold_backward.grad_input(g, kept, 0, grad_input=g)
         elif self.mlp.activation == "tanh":
@@ -207,11 +233,11 @@ class Backprop:
     def _activate(self, i: int) -> Tensor:
         z, h = self.scaled[i], self.hidden[i]
         if self.mlp.activation == "relu":
-            return torch.clamp_min(z, 0, out=h)
+            return h.relu_()  # z and h are one; half the time of clamp_min
         if self.mlp.activation == "tanh":
             if self.gain == 1:
                 return torch.tanh(z, out=h)
-            return torch.add(self.minus_one, z.sigmoid_(), alpha=2, out=h)
+            return torch.add(MINUS_ONE, z.sigmoid_(), alpha=2, out=h)
         return aten.gelu.out(z, out=h)
 
     def _through_activation(self, i: int, weights: Weights, with_weights: bool) -> None:
@@ -251,7 +277,7 @@ class FusedActorCritic:
         self.device, self.dtype, self.act_dim, self.rows = device, dtype, actor.sizes[-1] // 2, 0
         # two critics, of which the least counts: each row's gradient flows through one of them
         self.choose = critic.members == 2 and torch.device(device).type == "cpu"
-        self.log_prob_offset = -self.act_dim * (LOG_SQRT_2PI + 2 * math.log(2))
+        self.log_prob_offset = torch.tensor(-self.act_dim * (LOG_SQRT_2PI + 2 * math.log(2)), device=device)
 
     def prepare(self, n: int, weights: Sequence[Weights]) -> None:
         """Make buffers for batches of ``n`` rows unless they are there, and follow the masters of ``weights``."""
@@ -260,36 +286,44 @@ class FusedActorCritic:
         if n == self.rows:
             return
         self.rows, f, a = n, self.mlps[1].sizes[0] - self.act_dim, self.act_dim
-        self.actor, self.critic = (Backprop(mlp, n, self.device, self.dtype) for mlp in self.mlps)
-        pair = torch.zeros(n, f + a, device=self.device, dtype=self.dtype)  # (N, F + A)
-        self.obs, self.pair_action = pair[:, :f], pair[:, f:]
-        self.critic.set_input(pair)
-        self.actor.set_input(pair[:, : self.actor_dim])  # a view: the actor reads the observation of the pair
-        head, grad = self.actor.output[0], self.actor.grad_output[0]  # (N, 2 A) each
-        self.mean_raw = (head[:, :a], head[:, a:])
-        self.grad_mean, self.grad_raw = grad[:, :a], grad[:, a:]
+        self.critic = Backprop(self.mlps[1], n, self.device, self.dtype)
+        actor = Backprop(self.mlps[0], 2 * n, self.device, self.dtype)
+        pair = torch.zeros(2 * n, f + a, device=self.device, dtype=self.dtype)  # [obs F | action A]
+        actor.set_input(pair[:, : self.actor_dim])  # a view: the actor reads the observation of the pair
+        action, std_noise = (torch.zeros(2 * n, a, device=self.device) for _ in range(2))
+        log_prob = torch.zeros(2 * n, device=self.device)
+        self.both = Rows(actor, pair, f, action, std_noise, log_prob)
+        self.next, self.now = (
+            Rows(actor.part(s), pair[s], f, action[s], std_noise[s], log_prob[s]) for s in (slice(n), slice(n, 2 * n))
+        )
+        for rows in (self.next, self.now):
+            rows.critic_input = self.critic.input_views(rows.pair)
+        self.mean_of = torch.tensor(1 / n)  # times it: a mean over the batch
 
-    def sample(self, weights: Weights, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, F) -> unit action (N, A) and its log density (N,); keeps what :meth:`actor_backward` needs.
+    def load(self, obs: Tensor, next_obs: Tensor) -> None:
+        """(N, F) each."""
+        self.next.obs.copy_(next_obs)
+        self.now.obs.copy_(obs)
+
+    def sample(self, weights: Weights, rows: Rows, noise: Tensor) -> None:
+        """A squashed Gaussian action for every observation of ``rows`` from ``noise`` of its shape.
 
         log pi = sum over A of [2 (u + softplus(-2 u)) - log std - eps^2 / 2] - A (log sqrt(2 pi) + 2 log 2).
         """
-        self.obs.copy_(obs)
-        self.actor.forward(weights)
-        mean, self.raw = (x.float() for x in self.mean_raw)  # the same tensors in float32
-        self.log_std = self.raw.clamp(*self.log_std_range)
-        self.std_noise = self.log_std.exp().mul_(noise)  # (N, A)
-        u = self.std_noise + mean
-        self.action = u.tanh()
-        v = torch.nn.functional.softplus(u * -2).add_(u)
-        minus = torch.sub(self.log_std, v, alpha=2).addcmul_(noise, noise, value=0.5)
-        return self.action, torch.rsub(minus.sum(-1), self.log_prob_offset)
+        rows.actor.forward(weights)
+        rows.mean, rows.raw = (x.float() for x in rows.output)  # the same tensors in float32
+        log_std = rows.raw.clamp(*self.log_std_range)
+        torch.exp(log_std, out=rows.std_noise).mul_(noise)
+        u = rows.std_noise + rows.mean
+        torch.tanh(u, out=rows.action)
+        v = torch.sub(u, softplus(u, -2.0), alpha=2)  # with beta = -2 it is -softplus(-2 u) / 2
+        minus = torch.sub(log_std, v, alpha=2).addcmul_(noise, noise, value=0.5)
+        torch.sub(self.log_prob_offset, minus.sum(-1), out=rows.log_prob)
 
-    def value(self, weights: Weights, obs: Tensor | None, action: Tensor) -> Tensor:
-        """(N, F) or None for the one that :meth:`sample` read, and (N, A) -> critic outputs (E, N, O) float32."""
-        if obs is not None:
-            self.obs.copy_(obs)
-        self.pair_action.copy_(action)
+    def value(self, weights: Weights, rows: Rows, action: Tensor) -> Tensor:
+        """Critic outputs (E, N, O) in float32 at the observations of ``rows`` and (N, A)."""
+        rows.pair_action.copy_(action)
+        self.critic.input, self.critic.input_t = rows.critic_input
         return self.critic.forward(weights).float()
 
     def critic_backward(self, weights: Weights) -> None:
@@ -298,7 +332,7 @@ class FusedActorCritic:
         weights.publish()
 
     def actor_backward(self, actor: Weights, critic: Weights, q: Tensor, value: Tensor, alpha: Tensor) -> None:
-        """The actor's gradient of mean(alpha log pi - value(s, a)), the critics as :meth:`value` left them.
+        """The actor's gradient of mean(alpha log pi - value(s, a)) at ``now``, the critics as :meth:`value` left them.
 
         Args:
             q: (E, N) values of the critics at the sampled action; ``value`` (N,) is ``pessimistic(q)``.
@@ -307,21 +341,45 @@ class FusedActorCritic:
         With u = mean + std eps and a = tanh u: d log pi / d u = 2 a through the change of variables alone (the Gaussian
         term is a constant of eps), d log pi / d log std = -1 besides.
         """
-        first = self.obs.shape[1]
+        rows = self.now
+        first = rows.obs.shape[1]
         if self.choose:
-            grad_action = self.critic.input_grad_of_chosen(critic, q.argmin(0), 1 / self.rows, first).float()
+            grad_action = self.critic.input_grad_of_chosen(critic, q[0] <= q[1], -1 / self.rows, first).float()
         else:
-            self.critic.grad_output.zero_()[..., 0] = pessimistic_grad(q, value).div_(self.rows)
+            self.critic.grad_output.zero_()[..., 0] = pessimistic_grad(q, value).div_(-self.rows)
             self.critic.backward(critic, with_weights=False)
-            grad_action = self.critic.input_grad(critic, first).float()  # (N, A)
-        entropy, a = alpha / self.rows, self.action
-        grad_u = torch.addcmul(grad_action, a.square(), grad_action, value=-1)  # (1 - a^2) dQ/da
-        grad_u = torch.sub(a * (2 * entropy), grad_u)
-        self.grad_mean.copy_(grad_u)
-        inside = self.log_std == self.raw  # the clamp lets no gradient through where it acts
-        self.grad_raw.copy_(grad_u.mul_(self.std_noise).sub_(entropy).mul_(inside))
-        self.actor.backward(actor)
+            grad_action = self.critic.input_grad(critic, first).float()  # (N, A): -dQ/da
+        entropy, a = alpha * self.mean_of, rows.action
+        grad_action.addcmul_(a * a, grad_action, value=-1)  # -(1 - a^2) dQ/da
+        grad_u = grad_action.addcmul_(a, entropy, value=2)
+        rows.grad_mean.copy_(grad_u)
+        grad_log_std = grad_u.mul_(rows.std_noise).sub_(entropy)
+        # the clamp lets no gradient through where it acts
+        rows.grad_raw.copy_(aten.hardtanh_backward(grad_log_std, rows.raw, *self.log_std_range))
+        rows.actor.backward(actor)
         actor.publish()
+
+
+class Rows:
+    """Views of some rows of the buffers of :class:`FusedActorCritic`: observations, and the actor's actions there.
+
+    Attributes:
+        actor: its passes over these rows.
+        action: (N, A) unit actions drawn last; ``log_prob`` (N,) their log densities.
+        std_noise: (N, A) std times noise; ``mean``, ``raw`` (N, A) what the actor gave: mean, log std before its clamp.
+    """
+
+    def __init__(
+        self, actor: Backprop, pair: Tensor, obs_dim: int, action: Tensor, std_noise: Tensor, log_prob: Tensor
+    ) -> None:
+        self.actor, self.action, self.std_noise, self.log_prob = actor, action, std_noise, log_prob
+        self.obs, self.pair_action = pair[:, :obs_dim], pair[:, obs_dim:]
+        self.pair, self.critic_input = pair, (pair, pair)
+        a = action.shape[1]
+        head, grad = actor.output[0], actor.grad_output[0]  # (N, 2 A) each
+        self.output = (head[:, :a], head[:, a:])
+        self.mean, self.raw = self.output
+        self.grad_mean, self.grad_raw = grad[:, :a], grad[:, a:]
 
 
 def _columns(array: Tensor) -> list[tuple[int, Tensor]]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from control.normalizer import RunningNormalizer
 
+ZERO, ONE = torch.tensor(0.0), torch.tensor(1.0)  # a number of Python costs a small operation twice its time
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
@@ -155,9 +156,10 @@ class Adam:
         """One step down ``theta.grad``."""
         assert self.theta.grad is not None
         # not finite if a term is not; nor if its square is not, which would leave an infinite second moment for ever
-        total = self.theta.grad.sum().square_()
-        found = (total - total).ne_(0)  # 0 or 1: inf - inf and nan - nan are nan, which differs from 0
-        self.count.add_(1).sub_(found)
+        total = self.theta.grad.sum()
+        total.mul_(total)
+        found = (total - total).ne_(ZERO)  # 0 or 1: inf - inf and nan - nan are nan, which differs from 0
+        self.count.add_(ONE).sub_(found)
         torch._fused_adam_(
             [self.data], [self.theta.grad], [self.exp_avg], [self.exp_avg_sq], [], [self.count], lr=self.lr,
             beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,

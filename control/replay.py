@@ -112,6 +112,8 @@ class Replay:
 
     def _slots(self, ages: Tensor) -> Tensor:
         """Flat ages -> flat places in ``rows``."""
+        if self.total == self.filled:  # nothing was overwritten yet
+            return ages
         return (ages + (self.total - self.filled) * self.num_envs) % (self.capacity * self.num_envs)
 
     def slice(self, start: int, end: int) -> Tensor:

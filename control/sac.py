@@ -78,16 +78,18 @@ class SAC:
         return dict(self._metrics)
 
     def _update(self, batch: Transition, with_actor: bool) -> dict[str, Tensor]:
-        loss, q = self._gradients.critic_gradient(batch)
+        # drawn at once: the successors' actions, and the actor's
+        noise = self._noise(1 + with_actor, batch.obs.shape[0], self.act_dim)
+        loss, q = self._gradients.critic_gradient(batch, noise)
         self.optimizers["critic"].step()
         metrics = {"critic_loss": loss, "q": q.mean()}
         if with_actor:
-            metrics |= self._update_actor(batch.obs)
+            metrics |= self._update_actor(batch.obs, noise[1])
         self.theta_target.lerp_(self.theta_critic.detach(), self.cfg.tau)
         return metrics | {"skipped": self.skipped}
 
-    def _update_actor(self, obs: Tensor) -> dict[str, Tensor]:
-        loss, log_prob = self._gradients.actor_gradient(obs)
+    def _update_actor(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        loss, log_prob = self._gradients.actor_gradient(obs, noise)
         alpha = self.log_alpha.detach().exp()[0]  # the one that the actor's loss used
         self.optimizers["actor"].step()
         self.theta_actor_average.lerp_(self.theta_actor.detach(), self.cfg.actor_average)
@@ -96,12 +98,14 @@ class SAC:
         self.optimizers["alpha"].step()
         return {"actor_loss": loss, "entropy": entropy, "alpha": alpha}
 
-    def critic_gradient(self, batch: Transition) -> tuple[Tensor, Tensor]:
-        """Writes ``theta_critic.grad``; returns the loss and (E, N) values."""
+    def critic_gradient(self, batch: Transition, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes ``theta_critic.grad``; returns the loss and (E, N) values.
+
+        Args:
+            noise: (1 or 2, N, A) for the actions at the successors, and those of the actor's step if it follows.
+        """
         with torch.no_grad():
-            action, log_prob = sample_squashed(
-                *self._policy(self.theta_actor, batch.next_obs), self._noise(batch.obs.shape[0], self.act_dim)
-            )
+            action, log_prob = sample_squashed(*self._policy(self.theta_actor, batch.next_obs), noise[0])
             q = self.critic(self.theta_target, torch.cat([batch.next_obs, action], -1)).squeeze(-1)  # (E, N)
             target = soft_target(batch.reward, batch.discount, self._least(q), log_prob, self.log_alpha.exp())
         q = self.critic(self.theta_critic, torch.cat([batch.obs, batch.action], -1)).squeeze(-1)  # (E, N)
@@ -109,11 +113,9 @@ class SAC:
         (self.theta_critic.grad,) = torch.autograd.grad(loss, self.theta_critic)
         return loss.detach(), q.detach()
 
-    def actor_gradient(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_gradient(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Writes ``theta_actor.grad``; returns the loss and (N,) log densities."""
-        action, log_prob = sample_squashed(
-            *self._policy(self.theta_actor, obs), self._noise(obs.shape[0], self.act_dim)
-        )
+        action, log_prob = sample_squashed(*self._policy(self.theta_actor, obs), noise)
         q = self.critic(self.theta_critic.detach(), torch.cat([obs, action], -1)).squeeze(-1)  # (E, N)
         loss = actor_loss(pessimistic(q), log_prob, self.log_alpha.detach().exp())
         (self.theta_actor.grad,) = torch.autograd.grad(loss, self.theta_actor)
@@ -174,28 +176,31 @@ class _Passes:
         self.w_target = Weights(learner.critic, learner.theta_target, dtype, trained=False)
 
     @torch.no_grad()
-    def critic_gradient(self, batch: Transition) -> tuple[Tensor, Tensor]:
+    def critic_gradient(self, batch: Transition, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """With noise for two, the actor's actions are drawn here as well: its weights are the same until its step."""
         learner, nets, n = self.learner, self.nets, batch.obs.shape[0]
         nets.prepare(n, (self.w_actor, self.w_critic, self.w_target))
-        action, log_prob = nets.sample(self.w_actor, batch.next_obs, learner._noise(n, learner.act_dim))
-        q = nets.value(self.w_target, None, action).squeeze(-1)  # (E, N)
-        alpha = learner.log_alpha.exp()
-        target = soft_target(batch.reward, batch.discount, learner._least(q), log_prob, alpha)
-        q = nets.value(self.w_critic, batch.obs, batch.action).squeeze(-1)  # (E, N)
+        nets.load(batch.obs, batch.next_obs)
+        nets.sample(self.w_actor, nets.both if len(noise) == 2 else nets.next, noise.flatten(0, 1))
+        q = nets.value(self.w_target, nets.next, nets.next.action)[..., 0]  # (E, N)
+        self.alpha = learner.log_alpha.exp()
+        target = soft_target(batch.reward, batch.discount, learner._least(q), nets.next.log_prob, self.alpha)
+        q = nets.value(self.w_critic, nets.now, batch.action)[..., 0]  # (E, N)
         error = q - target
-        nets.critic.grad_output.copy_((error / n).unsqueeze(-1))  # d critic_loss / d q
+        nets.critic.grad_output.copy_((error * nets.mean_of).unsqueeze(-1))  # d critic_loss / d q
         nets.critic_backward(self.w_critic)
-        return 0.5 / n * error.square().sum(), q
+        error = error.view(-1)
+        return error.dot(error) * (nets.mean_of * 0.5), q
 
     @torch.no_grad()
-    def actor_gradient(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        learner, nets, n = self.learner, self.nets, obs.shape[0]
-        nets.prepare(n, (self.w_critic,))
-        action, log_prob = nets.sample(self.w_actor, obs, learner._noise(n, learner.act_dim))
-        q = nets.value(self.w_critic, None, action).squeeze(-1)  # (E, N)
-        alpha, least = learner.log_alpha.exp(), pessimistic(q)
-        nets.actor_backward(self.w_actor, self.w_critic, q, least, alpha)
-        return actor_loss(least, log_prob, alpha), log_prob
+    def actor_gradient(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """After :meth:`critic_gradient`, whose observations and actions it uses."""
+        nets, now = self.nets, self.nets.now
+        nets.prepare(obs.shape[0], (self.w_critic,))
+        q = nets.value(self.w_critic, now, now.action)[..., 0]  # (E, N)
+        least = pessimistic(q)
+        nets.actor_backward(self.w_actor, self.w_critic, q, least, self.alpha)
+        return actor_loss(least, now.log_prob, self.alpha), now.log_prob
 
 
 def normalized(batch: Transition, normalizer: RunningNormalizer) -> Transition:

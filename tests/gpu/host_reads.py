@@ -4,6 +4,7 @@ nothing waits, every operation that would wait on CUDA is found instead, so that
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,9 @@ def _indexes_by_mask(name: str, args: Any) -> bool:
 
 
 def _place() -> str:
-    """The last line of ours, outside of this file."""
-    ours = [f for f in traceback.extract_stack() if str(ROOT) in f.filename and f.filename != __file__]
-    return f"{Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}" if ours else "?"
+    """The last line of ours, outside of this file and of a virtual environment that lies in the project's folder."""
+    for frame in reversed(traceback.extract_stack()):
+        path = Path(frame.filename)
+        if path.is_relative_to(ROOT) and not path.is_relative_to(sys.prefix) and frame.filename != __file__:
+            return f"{path.relative_to(ROOT)}:{frame.lineno}"
+    return "?"

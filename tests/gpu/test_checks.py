@@ -49,7 +49,7 @@ def test_a_wrong_gradient_is_found(monkeypatch):
     """What the comparison with autograd is there for."""
     from control import sac
 
-    monkeypatch.setattr(sac._Passes, "actor_gradient", lambda self, obs: self.learner.actor_gradient(obs * 1.01))
+    monkeypatch.setattr(sac._Passes, "actor_gradient", lambda self, obs, n: self.learner.actor_gradient(obs * 1.01, n))
     assert not checks.run_check("fused equals autograd, sac")["ok"]
     monkeypatch.undo()
     assert checks.run_check("fused equals autograd, sac")["ok"]
