@@ -28,7 +28,7 @@ class BenchmarkConfig:
     )
     report: bool = field(default=False, metadata={"help": "measure nothing, only write and print the page"})
     blocks: int = field(default=15, metadata={"help": "speed: blocks per contestant, at least 7 for a claim"})
-    repeats: int = field(default=16, metadata={"help": "speed: updates a block; 8 times as many steps of the loop"})
+    repeats: int = field(default=64, metadata={"help": "speed: updates a block; twice as many steps of the loop"})
     width: int | None = field(default=None, metadata={"help": "units per hidden layer; null: the suite's own"})
     only: str = field(default="", metadata={"help": "gym, precision, brax: only runs whose file name contains this"})
     seeds: int | None = field(default=None, metadata={"help": "gym, precision, brax: the first so many; null: all"})
@@ -95,7 +95,7 @@ def _time(suite: str, cfg: BenchmarkConfig, root: Path) -> None:
     measures: dict[str, Callable[..., Any]] = {
         "update": speed.update_speed, "loop": speed.loop_speed, "processes": speed.processes_speed
     }  # fmt: skip
-    repeats = {"update": cfg.repeats, "loop": 8 * cfg.repeats, "processes": 8 * cfg.repeats}[suite]
+    repeats = {"update": cfg.repeats, "loop": 2 * cfg.repeats, "processes": 2 * cfg.repeats}[suite]
     for width in WIDTHS[suite] if cfg.width is None else (cfg.width,):
         result = measures[suite](width, cfg.blocks, repeats, print)
         _write(root, f"{suite}_w{width}", result)

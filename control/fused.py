@@ -102,7 +102,8 @@ class Backprop:
             self.product[-1] = self.product[-1].mT.contiguous().mT
             self.grad_columnwise = self.product[-1].new_zeros(1, mlp.sizes[-1], mlp.sizes[-2]).mT
         # a batched product with one or two columns is six times slower than as many matrix-vector products
-        self.narrow = mlp.members > 1 and mlp.sizes[-1] <= 2 and torch.device(device).type == "cpu"
+        single = dtype == torch.float32 and torch.device(device).type == "cpu"
+        self.narrow = single and mlp.members > 1 and mlp.sizes[-1] <= 2
         self.grad_output = torch.zeros_like(self.product[-1])
         self.input = self.input_t = torch.empty(0)
         self._make_views()
@@ -187,7 +188,7 @@ class Backprop:
         members = (first_member.nonzero().view(-1), first_member.logical_not().nonzero().view(-1))
         grads = []
         for e, rows in enumerate(members):
-            g = (weights.columns[e * self.mlp.sizes[-1]][1] * scale).expand(len(rows), -1).contiguous()
+            g = (weights.columns[e * self.mlp.sizes[-1]][1] * scale).expand(len(rows), -1)
             for i in reversed(range(len(self.hidden))):
                 g = self._through_activation_of(i, e, rows, weights, g)
                 weight_t = weights.weight_t_of[i][e]
@@ -200,11 +201,11 @@ class Backprop:
         """(n, H) dL/d(hidden) of member ``e`` at ``rows`` -> dL/d(product)."""
         kept = self.activated[i][e].index_select(0, rows)
         if self.mlp.activation == "relu":
-            aten.threshold_backward.grad_input(g, kept, 0, grad_input=g)
+            g = aten.threshold_backward(g, kept, 0)
         elif self.mlp.activation == "tanh":
-            aten.tanh_backward.grad_input(g, kept, grad_input=g)
+            g = aten.tanh_backward(g, kept)
         else:
-            aten.gelu_backward.grad_input(g, kept, grad_input=g)
+            g = aten.gelu_backward(g, kept)
         if not self.mlp.layer_norm:
             return g
         g.mul_(weights.layers[i][2][e])

@@ -152,20 +152,22 @@ class Adam:
         (self.theta.grad,) = torch.autograd.grad(loss, self.theta)
         self.step()
 
-    def step(self) -> None:
-        """One step down ``theta.grad``."""
+    def step(self, found: Tensor | None = None) -> None:
+        """One step down ``theta.grad``.
+
+        Args:
+            found: () 1 to leave the step out, which somebody else counts, or 0; None: as :func:`not_finite` finds.
+        """
         assert self.theta.grad is not None
-        # not finite if a term is not; nor if its square is not, which would leave an infinite second moment for ever
-        total = self.theta.grad.sum()
-        total.mul_(total)
-        found = (total - total).ne_(ZERO)  # 0 or 1: inf - inf and nan - nan are nan, which differs from 0
+        if found is None:
+            found = not_finite(self.theta.grad)
+            self.skipped += found
         self.count.add_(ONE).sub_(found)
         torch._fused_adam_(
             [self.data], [self.theta.grad], [self.exp_avg], [self.exp_avg_sq], [], [self.count], lr=self.lr,
             beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
             found_inf=found,
         )  # fmt: skip
-        self.skipped += found
 
     def state_dict(self) -> dict[str, Tensor]:
         names = ("exp_avg", "exp_avg_sq", "count", "skipped")
@@ -175,6 +177,18 @@ class Adam:
         """In place: captured graphs keep their addresses."""
         for name, value in self.state_dict().items():
             value.copy_(state[name])
+
+
+def not_finite(grad: Tensor, *others: Tensor) -> Tensor:
+    """() 1 if an element of (P,) or one of the others () is not finite, else 0, without asking the host.
+
+    Nor if the square of their sum is not, which would leave an infinite second moment for ever.
+    """
+    total = grad.sum()
+    for other in others:
+        total += other
+    total.mul_(total)
+    return (total - total).ne_(ZERO)  # inf - inf and nan - nan are nan, which differs from 0
 
 
 class GreedyActor(nn.Module):

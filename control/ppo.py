@@ -107,6 +107,10 @@ class PPO:
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """``epochs`` passes over the rollout in fresh random minibatches; returns means over the gradient steps."""
+        with torch.inference_mode(self._math is not self):  # by hand: operations keep no books for autograd
+            return self._update(rollout)
+
+    def _update(self, rollout: Rollout) -> dict[str, Tensor]:
         cfg = self.cfg
         rows = rows_of(rollout, advantages(rollout, cfg.gamma, cfg.gae_lambda))
         passes: list[dict[str, Tensor]] = []

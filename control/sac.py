@@ -18,7 +18,7 @@ from control.config import SACConfig, with_defaults
 from control.distributions import sample_squashed
 from control.fused import FusedActorCritic, Weights, pessimistic
 from control.graphs import Graphed
-from control.networks import Adam, GreedyActor, actor_mlp, critic_mlp, mean_log_std
+from control.networks import Adam, GreedyActor, actor_mlp, critic_mlp, mean_log_std, not_finite
 from control.normalizer import RunningNormalizer
 from control.types import Transition
 
@@ -73,7 +73,8 @@ class SAC:
     def update(self, batch: Transition) -> dict[str, Tensor]:
         """One critic step; every ``policy_delay``-th call also the actor and alpha."""
         self.updates += 1
-        metrics = self._run(normalized(batch, self.normalizer), self.updates % self.cfg.policy_delay == 0)
+        with torch.inference_mode(self._gradients is not self):  # by hand: operations keep no books for autograd
+            metrics = self._run(normalized(batch, self.normalizer), self.updates % self.cfg.policy_delay == 0)
         self._metrics = {**self._metrics, **metrics}  # those of the actor's last step stay in sight
         return dict(self._metrics)
 
@@ -91,11 +92,14 @@ class SAC:
     def _update_actor(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
         loss, log_prob = self._gradients.actor_gradient(obs, noise)
         alpha = self.log_alpha.detach().exp()[0]  # the one that the actor's loss used
-        self.optimizers["actor"].step()
-        self.theta_actor_average.lerp_(self.theta_actor.detach(), self.cfg.actor_average)
         entropy = -log_prob.mean()
         self.log_alpha.grad = alpha_grad(entropy, self.target_entropy)
-        self.optimizers["alpha"].step()
+        assert self.theta_actor.grad is not None
+        found = not_finite(self.theta_actor.grad, entropy)  # alpha's step and the actor's are made together
+        self.skipped += found
+        self.optimizers["actor"].step(found)
+        self.optimizers["alpha"].step(found)
+        self.theta_actor_average.lerp_(self.optimizers["actor"].data, self.cfg.actor_average)
         return {"actor_loss": loss, "entropy": entropy, "alpha": alpha}
 
     def critic_gradient(self, batch: Transition, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -162,13 +162,26 @@ def test_a_poisoned_batch_changes_no_weight_and_is_counted(name, update, bad):
     assert torch.equal(learner.theta_critic, before["theta_critic"])
     obs = data[3].obs.clone()
     obs[0, 0] = bad
-    assert (
-        learner.update(dataclasses.replace(data[3], obs=obs, next_obs=obs))["skipped"] == 4
-    )  # critic, actor, alpha too
+    metrics = learner.update(dataclasses.replace(data[3], obs=obs, next_obs=obs))
+    assert metrics["skipped"] == 3  # the critic's, and the actor's with alpha
     for batch in data[4:]:
         learner.update(batch)
     for key, value in learner.state_dict().items():
         assert not torch.is_tensor(value) or torch.isfinite(value.float()).all(), key
+    assert not torch.equal(learner.theta_critic, before["theta_critic"])
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_infinite_entropy_beside_a_finite_gradient_stops_the_actor_and_alpha(name, monkeypatch):
+    learner = pair(name, policy_delay=1)[0]
+    real = learner._gradients.actor_gradient
+    monkeypatch.setattr(
+        learner._gradients, "actor_gradient", lambda *args: (real(*args)[0], torch.full((32,), -torch.inf))
+    )
+    before = learner.state_dict()
+    assert learner.update(next(batches(1)))["skipped"] == 1
+    assert torch.equal(learner.log_alpha, before["log_alpha"])
+    assert torch.equal(learner.theta_actor, before["theta_actor"])
     assert not torch.equal(learner.theta_critic, before["theta_critic"])
 
 
