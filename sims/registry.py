@@ -13,8 +13,9 @@ from sims.worlds.variants import EPISODE_STEPS, VARIANTS, variants_of
 
 def _tabletop(name: str, num_envs: int, seed: int, options: dict[str, Any]) -> VecEnv:
     from sims.tabletop_env import TabletopEnv
+    from sims.task_env import TaskEnv
 
-    _check_options(f"tabletop/{name}" if name else "tabletop", TabletopEnv.__init__, options)
+    _check_options(f"tabletop/{name}" if name else "tabletop", TaskEnv.__init__, options)
     jobs = {"": tuple(VARIANTS), **{t: variants_of(t) for t in EPISODE_STEPS}, **{v: (v,) for v in VARIANTS}}
     if name not in jobs:
         raise unknown_choice("task", f"tabletop/{name}", TABLETOP)
@@ -74,7 +75,9 @@ def list_envs() -> tuple[str, ...]:
 
 
 def _check_options(name: str, init: Callable[..., None], options: dict[str, Any]) -> None:
-    known = [p for p in inspect.signature(init).parameters if p not in ("self", "name", "num_envs", "seed", "task")]
+    known = [
+        p for p in inspect.signature(init).parameters if p not in ("self", "name", "num_envs", "seed", "task", "world")
+    ]
     for option in options:
         if option not in known:
             raise unknown_choice("option", option, known, where=name)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from sims.worlds.predicates import norm
 from sims.worlds.variants import SLOTS, VARIANTS
@@ -19,37 +20,35 @@ class Scene(NamedTuple):
     (N, 2) N, force on the fixed and the moving jaw.
     """
 
-    tip: np.ndarray
-    grasp: np.ndarray
-    marker: np.ndarray
-    goal: np.ndarray
-    goal_velocity: np.ndarray
-    travel: np.ndarray
-    touch: np.ndarray
+    tip: Tensor
+    grasp: Tensor
+    marker: Tensor
+    goal: Tensor
+    goal_velocity: Tensor
+    travel: Tensor
+    touch: Tensor
 
-    def rows(self, index: np.ndarray) -> Scene:
+    def rows(self, index: Tensor) -> Scene:
         return Scene(*(x[index] for x in self))
 
 
-def scene_of(sensors: Mapping[str, np.ndarray], slots: np.ndarray) -> Scene:
+def scene_of(sensors: Mapping[str, Tensor], slots: Tensor) -> Scene:
     """Pick each world's goal object. ``slots``: (B,) index into ``SLOTS``."""
-    rows = np.arange(len(slots))
-    zero = np.zeros((len(slots), 3))
+    zero = torch.zeros_like(sensors["marker/pos"])
     velocity = (zero, sensors["red_cube/vel"], sensors["blue_cube/vel"], zero, zero)
     travel = (sensors["green_button/travel"], sensors["yellow_button/travel"])
-    position = [sensors[f"{name}/pos"] for name in SLOTS]
-    table = np.concatenate([*position, *velocity], axis=1).reshape(len(slots), 2, len(SLOTS), 3)
-    goal = table[rows, :, slots]  # (N, 2, 3)
+    position = torch.stack([sensors[f"{name}/pos"] for name in SLOTS], 1)  # (B, slot, 3)
+    rows = torch.arange(len(slots), device=slots.device)
     # the buttons are the last two slots
-    pressed = np.concatenate([zero, *travel], axis=1)[rows, slots]
+    pressed = torch.cat([zero, *travel], 1)[rows, slots]
     return Scene(
         tip=sensors["tip/pos"],
         grasp=sensors["grasp/pos"],
         marker=sensors["marker/pos"],
-        goal=goal[:, 0],
-        goal_velocity=goal[:, 1],
+        goal=position[rows, slots],
+        goal_velocity=torch.stack(velocity, 1)[rows, slots],
         travel=pressed,
-        touch=np.concatenate([sensors["touch/fixed"], sensors["touch/moving"]], axis=1),
+        touch=torch.cat([sensors["touch/fixed"], sensors["touch/moving"]], 1),
     )
 
 
@@ -64,8 +63,8 @@ class Task:
     """
 
     name: str
-    terms: Callable[[Scene], dict[str, np.ndarray]]
-    ok: Callable[[Scene], np.ndarray]
+    terms: Callable[[Scene], dict[str, Tensor]]
+    ok: Callable[[Scene], Tensor]
     demonstrator: Callable[[Any], Any]
 
     @property
@@ -73,6 +72,6 @@ class Task:
         return tuple(name for name, variant in VARIANTS.items() if variant.task == self.name)
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def distance(a: Tensor, b: Tensor) -> Tensor:
     """(N,) Euclidean distance (m)."""
     return norm(a - b)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from torch import Tensor
 
 from sims.reward_terms import fraction, near
 from sims.tasks.base import Scene, Task, distance
@@ -12,9 +12,9 @@ from sims.worlds.predicates import LIFT_HEIGHT, lift_ok, rise
 GRASP_RANGE = 0.03  # m: jaw contacts count as a grasp of this cube only when the hand is so near
 
 
-def terms(scene: Scene) -> dict[str, np.ndarray]:
+def terms(scene: Scene) -> dict[str, Tensor]:
     d = distance(scene.grasp, scene.goal)
-    held = (scene.touch > 0.0).all(axis=-1) & (d < GRASP_RANGE)
+    held = (scene.touch > 0.0).all(-1) & (d < GRASP_RANGE)
     return {
         "near": 0.2 * near(d, 8.0),
         "precise": 0.1 * near(d, 30.0),
@@ -23,7 +23,7 @@ def terms(scene: Scene) -> dict[str, np.ndarray]:
     }
 
 
-def ok(scene: Scene) -> np.ndarray:
+def ok(scene: Scene) -> Tensor:
     return lift_ok(scene.goal)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from torch import Tensor
 
 from sims.reward_terms import near
 from sims.tasks.base import Scene, Task, distance
@@ -10,7 +10,7 @@ from sims.tasks.scripted import MoveScript
 from sims.worlds.predicates import move_distance, move_ok
 
 
-def terms(scene: Scene) -> dict[str, np.ndarray]:
+def terms(scene: Scene) -> dict[str, Tensor]:
     hand, rest = distance(scene.grasp, scene.goal), move_distance(scene.goal, scene.marker)
     return {
         "near": 0.25 * near(hand, 8.0),
@@ -19,7 +19,7 @@ def terms(scene: Scene) -> dict[str, np.ndarray]:
     }
 
 
-def ok(scene: Scene) -> np.ndarray:
+def ok(scene: Scene) -> Tensor:
     return move_ok(scene.goal, scene.goal_velocity, scene.marker)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from torch import Tensor
 
 from sims.reward_terms import fraction, near
 from sims.tasks.base import Scene, Task, distance
@@ -10,7 +10,7 @@ from sims.tasks.scripted import PressScript
 from sims.worlds.predicates import press_ok
 
 
-def terms(scene: Scene) -> dict[str, np.ndarray]:
+def terms(scene: Scene) -> dict[str, Tensor]:
     d = distance(scene.tip, scene.goal)
     return {
         "near": 0.5 * near(d, 6.0),
@@ -19,7 +19,7 @@ def terms(scene: Scene) -> dict[str, np.ndarray]:
     }
 
 
-def ok(scene: Scene) -> np.ndarray:
+def ok(scene: Scene) -> Tensor:
     return press_ok(scene.travel)
 
 

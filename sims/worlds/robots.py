@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+
+from sims.worlds.arrays import library, like
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,33 @@ SO101 = Arm(
 )
 
 
-def next_target(arm: Arm, target: np.ndarray, q: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """The joint target after one action: (..., J) rad in, (..., J) rad out.
+ACTION_KINDS = ("joint_position_delta", "joint_position", "torque")
+
+
+def action_range(arm: Arm, kind: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """(J,) least and greatest action, and its unit."""
+    if kind == "joint_position_delta":
+        limit = arm.column("max_delta")
+        return -limit, limit, "rad"
+    if kind == "joint_position":
+        return arm.column("low"), arm.column("high"), "rad"
+    limit = arm.column("max_torque")
+    return -limit, limit, "Nm"
+
+
+def next_target(arm: Arm, target: Any, q: Any, action: Any) -> Any:
+    """The joint target after one action of kind ``joint_position_delta``: (..., J) rad in, (..., J) rad out.
 
     The action is clipped to ``max_delta``; the target stays within ``lead`` of the measured angle and in range. The
-    simulator, the emulator and a real arm all use this function, so an action means the same everywhere.
+    simulator, the emulator and a real arm all use this function, so an action means the same everywhere. Takes numpy
+    arrays or torch tensors.
     """
-    limit, lead = arm.column("max_delta"), np.asarray(arm.lead)
-    wanted = np.asarray(target) + np.clip(action, -limit, limit)
-    return np.clip(np.clip(wanted, q - lead, q + lead), arm.column("low"), arm.column("high"))
+    xp, limit = library(q), like(arm.column("max_delta"), q)
+    return within_reach(arm, target + xp.clip(action, -limit, limit), q)
+
+
+def within_reach(arm: Arm, wanted: Any, q: Any) -> Any:
+    """(..., J) rad: ``wanted`` held within ``lead`` of the measured angle and in the joints' range."""
+    xp, lead = library(q), like(arm.lead, q)
+    wanted = xp.clip(wanted, q - lead, q + lead)
+    return xp.clip(wanted, like(arm.column("low"), q), like(arm.column("high"), q))

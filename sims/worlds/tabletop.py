@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +9,12 @@ import mujoco
 import numpy as np
 
 from sims.errors import unknown_choice
+from sims.worlds.base import read_sensors, sensor_slices
 from sims.worlds.kinematics import forward, proprio
 from sims.worlds.robots import SO101
 from sims.worlds.variants import BUTTONS, CUBES, SLOTS, VARIANTS
 
-__all__ = ["BUTTONS", "CUBES", "SLOTS", "VARIANTS", "forward", "proprio"]
+__all__ = ["BUTTONS", "CUBES", "SLOTS", "VARIANTS", "forward", "proprio", "read_sensors", "sensor_slices"]
 
 CONTROL_HZ = 20
 TIMESTEP = 0.005
@@ -71,17 +71,6 @@ class Layout:
 def load_model() -> mujoco.MjModel:
     """A fresh model of the scene; callers may edit it (looks, physics) without touching anybody else's."""
     return mujoco.MjModel.from_xml_path(str(XML))
-
-
-def sensor_slices(model: mujoco.MjModel) -> dict[str, slice]:
-    """Sensor name -> columns of ``sensordata``."""
-    start, dim = model.sensor_adr, model.sensor_dim
-    return {model.sensor(i).name: slice(int(start[i]), int(start[i] + dim[i])) for i in range(model.nsensor)}
-
-
-def read_sensors(data: np.ndarray, slices: Mapping[str, slice]) -> dict[str, np.ndarray]:
-    """Views of (..., S) sensor data by name, each (..., d)."""
-    return {name: data[..., columns] for name, columns in slices.items()}
 
 
 def _outside(radius: np.ndarray, angle: np.ndarray, inner: Ranges) -> np.ndarray:

@@ -41,8 +41,8 @@ class Bare:
 
     def follow(self, env: TabletopEnv) -> None:
         for i, data in enumerate(self.datas):
-            data.qpos[:], data.qvel[:] = env._engine.qpos[i], env._engine.qvel[i]
-            data.mocap_pos[:] = env._engine.mocap_pos[i].reshape(3, 3)
+            data.qpos[:], data.qvel[:] = env._engine.qpos[i].numpy(), env._engine.qvel[i].numpy()
+            data.mocap_pos[:] = env._engine.mocap_pos[i].numpy().reshape(3, 3)
 
     def step(self, targets: list[np.ndarray]) -> None:
         self.turn += 1
@@ -77,7 +77,7 @@ def simulation(task: str, worlds: int, threads: int, seconds: float, blocks: int
 
     def env_step() -> None:
         env.step((2 * torch.rand((worlds, 6), generator=draw) - 1) * high)
-        targets.append(env._target)
+        targets.append(env._target.numpy())
 
     for _ in range(blocks):
         bare.follow(env)

@@ -19,7 +19,7 @@ from real_robot.drivers.feetech_bus import BusError
 from real_robot.emulators.process import EmulatorProcess
 from real_robot.safety import SafetyGate
 from real_robot.types import JointState
-from sims.tabletop_spec import make_spec
+from sims.tabletop_env import TABLETOP
 from sims.worlds.robots import SO101
 from sims.worlds.variants import VARIANTS
 
@@ -162,7 +162,7 @@ def write_artefact(
     proprio = np.random.default_rng(0).normal(size=(4, 30)).astype(np.float32)
     save_file({"w": w, "b": b}, folder / "weights.safetensors")
     save_file({"input/proprio": proprio, "output": (proprio @ w + b)[:, None]}, folder / "golden.safetensors")
-    env = make_spec("tabletop", list(VARIANTS), ("reach the marker",), 50).to_json()
+    env = TABLETOP.spec("tabletop", list(VARIANTS), ("reach the marker",), 50).to_json()
     env["action"].update(changes.pop("action", {}))
     env.update(changes.pop("env", {}))
     document = {

@@ -15,7 +15,7 @@ from real_robot.loop import Deadlines, PolicyPlayer, Timing, run_episode
 from real_robot.safety import FAULT, SafetyGate
 from real_robot.types import SensorReading
 from sims.errors import UserError
-from sims.tabletop_spec import make_spec
+from sims.tabletop_env import TABLETOP
 from sims.worlds.robots import SO101
 from sims.worlds.variants import VARIANTS
 
@@ -175,7 +175,7 @@ def test_joints_in_another_order_are_mapped_by_name() -> None:
 
 
 def _spec(**changes):
-    env = make_spec("tabletop", list(VARIANTS), ("reach the marker",), 50)
+    env = TABLETOP.spec("tabletop", list(VARIANTS), ("reach the marker",), 50)
     action = replace(env.action, **changes.pop("action", {}))
     fields = {"action_meaning": DELTA, "inputs": ("proprio", "objects"), "language": None, **changes}
     hz = fields.pop("control_hz", env.control_hz)

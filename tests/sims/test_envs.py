@@ -196,12 +196,12 @@ def test_proprio_is_what_the_encoders_give():
 
 def test_the_tracker_is_one_step_late():
     env = make("tabletop/lift_red", 2, seed=0)
-    truth = [env._engine.sensors[:, env._slices["red_cube/pos"]].copy()]
+    truth = [env._engine.sensors[:, env._slices["red_cube/pos"]].clone()]
     seen = [env.reset(0)["objects"]]
     env._engine._ahead[:, 1 + env._model.nq + 6] = 1.0  # push the red cube along x at 1 m/s
     for _ in range(4):
         seen.append(env.step(torch.zeros(2, 6)).next_obs["objects"])
-        truth.append(env._engine.sensors[:, env._slices["red_cube/pos"]].copy())
+        truth.append(env._engine.sensors[:, env._slices["red_cube/pos"]].clone())
     moved = [np.abs(t - truth[0]).max() for t in truth]
     assert moved[1] > 0.02
     for late in range(1, 4):
@@ -238,9 +238,9 @@ def test_engine_reports_worlds_that_mujoco_resets_silently():
         "<actuator><motor joint='j'/></actuator><sensor><jointpos joint='j'/></sensor></mujoco>"
     )
     engine = MujocoEngine(model, 2, substeps=4)
-    engine.reset(np.arange(2), np.zeros((2, 1)), np.zeros((2, 0)), np.zeros((2, 1)))
-    assert not engine.step(np.array([[0.0], [1.0]])).any()
-    assert engine.step(np.array([[0.0], [1e300]])).tolist() == [False, True]
+    engine.reset(torch.arange(2), torch.zeros(2, 1), torch.zeros(2, 0), torch.zeros(2, 1))
+    assert not engine.step(torch.tensor([[0.0], [1.0]])).any()
+    assert engine.step(torch.tensor([[0.0], [1e300]], dtype=torch.float64)).tolist() == [False, True]
 
 
 def test_success_needs_five_steps_in_a_row():
@@ -271,7 +271,7 @@ def test_reward_is_the_sum_of_its_terms_and_matches_by_hand():
     assert terms["reward/effort"].tolist() == pytest.approx([-0.06, -0.06])  # six unit actions, 0.01 each
     tip, marker = (env._sensors[k] for k in ("tip/pos", "marker/pos"))
     d = predicates.reach_distance(tip, marker)
-    assert terms["reward/near"].numpy() == pytest.approx(0.5 - 0.5 * np.tanh(6 * d), abs=1e-6)
+    assert terms["reward/near"].numpy() == pytest.approx(0.5 - 0.5 * np.tanh(6 * d.numpy()), abs=1e-6)
 
 
 def test_jobs_share_starts_and_can_be_swapped():
