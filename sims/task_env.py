@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,20 +11,13 @@ from torch import Tensor
 
 from sims.engines import make_engine
 from sims.errors import UserError, unknown_choice
+from sims.pictures import Pictures
 from sims.reward_terms import effort
+from sims.starts import Episode, Starts
 from sims.types import TimeStep
 from sims.worlds.arrays import like
-from sims.worlds.base import Start, World, check_names, read_sensors, sensor_slices
+from sims.worlds.base import World, check_names, read_sensors, sensor_slices
 from sims.worlds.robots import action_range, next_target, within_reach
-
-
-class Episode(NamedTuple):
-    """All random choices of one episode, a function of (seed, world, episode) alone."""
-
-    variant: float
-    phrase: float
-    layout: Start
-    noise: np.ndarray
 
 
 class TaskEnv:
@@ -71,20 +64,17 @@ class TaskEnv:
         privileged: bool = False,
     ):
         check_names(world, variants, split, phrasings, pixels)
-        if draw_every < 1:
-            raise UserError(f"draw_every={draw_every}: must be at least 1.")
         self.world, self.variants, self.num_envs = world, tuple(variants), num_envs
-        self._split, self._cameras, self._image_size, self._privileged = split, tuple(pixels), image_size, privileged
-        self._draw_every, self._ticks = draw_every, 0
+        self._privileged = privileged
         self._jobs = [world.jobs[name] for name in self.variants]
         self._fixed = None if fixed_variants is None else self._indices(fixed_variants)
         self._limits = np.array([time_limit or world.episode_steps[job.task] for job in self._jobs])
-        self._sentences = [world.sentences(name, phrasings) for name in self.variants]
-        self._first = np.cumsum([0] + [len(s) for s in self._sentences])
-        names = tuple(s for block in self._sentences for s in block)
-        options = (self._cameras, image_size, features, privileged)
-        self.spec = world.spec(task, self.variants, names, int(self._limits.max()), *options)
+        longest = int(self._limits.max())
+        self._starts = Starts(world, self.variants, split, phrasings, (longest + 1, world.objects.noise))
+        options = (tuple(pixels), image_size, features, privileged)
+        self.spec = world.spec(task, self.variants, self._starts.sentences, longest, *options)
         self._model = world.load_model()
+        self._pictures = Pictures(self._model, world.cameras, tuple(pixels), image_size, draw_every)
         self._engine = make_engine(engine, self._model, num_envs, world.substeps, threads, device)
         self.device, self._dtype = self._engine.device, self._engine.dtype
         self._slices = sensor_slices(self._model)
@@ -92,8 +82,6 @@ class TaskEnv:
         self._joints = len(world.arm.joints)
         low, high, _ = action_range(world.arm, world.action_kind)
         self._low, self._high = (torch.tensor(x.copy(), dtype=self._dtype, device=self.device) for x in (low, high))
-        self._renderer: Any = None
-        self._render_size = 0
         self.diverged = 0
         self.reset(seed)
 
@@ -106,12 +94,12 @@ class TaskEnv:
         self.variant_ids, self._instruction = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self._steps, self._hold = (torch.zeros(count, dtype=torch.int64, device=self.device) for _ in range(2))
         self._target = self._zeros(self._joints)
-        self._noise = self._zeros(int(self._limits.max()) + 1, objects.noise).float()
+        self._noise = self._zeros(*self._starts.noise_shape).float()
         self._tracked = self._zeros(len(objects.names)).float()
         self.layouts: list[Any] = [None] * count
         self._begin(np.arange(count))
-        self._obs: dict[str, Tensor] = {}  # its frames are drawn anew
-        self._ticks = -2  # the reset is tick -1, the first step is tick 0 and draws
+        self._pictures.restart()
+        self._obs: dict[str, Tensor] = {}
         self._obs = self._observe()
         return dict(self._obs)
 
@@ -123,10 +111,7 @@ class TaskEnv:
 
     def draw_start(self, world: int, episode: int) -> Episode:
         """The start of an episode, whatever happened before it."""
-        rng = np.random.default_rng([self._seed, world, episode])
-        variant, phrase = rng.random(), rng.random()
-        layout = self.world.sample_start(rng, self._split)
-        return Episode(variant, phrase, layout, rng.standard_normal(self._noise.shape[1:], dtype=np.float32))
+        return self._starts.draw(self._seed, world, episode)
 
     def _begin(self, ids: np.ndarray) -> None:
         """Start the next episode of worlds ``ids``."""
@@ -134,7 +119,7 @@ class TaskEnv:
         for i in ids:
             start = self._restore_start(int(i))
             self.variant_ids[i] = int(start.variant * len(self.variants)) if self._fixed is None else self._fixed[i]
-            self._instruction[i] = self._sentence(int(self.variant_ids[i]), start.phrase)
+            self._instruction[i] = self._starts.sentence(int(self.variant_ids[i]), start.phrase)
         layouts, rows = [self.layouts[i] for i in ids], torch.as_tensor(ids, device=self.device)
         target = self._tensor([layout.q for layout in layouts])
         self._target[rows] = target
@@ -152,9 +137,6 @@ class TaskEnv:
         start = self.draw_start(world, int(self._episode[world]))
         self.layouts[world], self._noise[world] = start.layout, torch.from_numpy(start.noise)
         return start
-
-    def _sentence(self, variant: int, draw: float) -> int:
-        return int(self._first[variant] + int(draw * len(self._sentences[variant])))
 
     def _retarget(self) -> None:
         """Recompute what follows from ``variant_ids``."""
@@ -175,7 +157,7 @@ class TaskEnv:
         self.variant_ids = ids
         for i in changed:
             phrase = self.draw_start(int(i), int(self._episode[i])).phrase
-            self._instruction[i] = self._sentence(int(ids[i]), phrase)
+            self._instruction[i] = self._starts.sentence(int(ids[i]), phrase)
         self._hold[torch.as_tensor(changed, device=self.device)] = 0
         return self._refresh()
 
@@ -300,7 +282,7 @@ class TaskEnv:
         self._begin(ids)
         rows = torch.as_tensor(ids, device=self.device)
         fresh = {"proprio": self._proprio(rows), "objects": self._tracked[rows]}
-        fresh |= self._truth(rows) | self._draw(ids)
+        fresh |= self._truth(rows) | {f"pixels/{c}": self._draw(ids, c) for c in self._pictures.observed}
         obs = {"goal": self._goal, "instruction": self._words}
         for name, rows_new in fresh.items():
             obs[name] = next_obs[name].clone()
@@ -311,30 +293,16 @@ class TaskEnv:
 
     def _look(self) -> dict[str, Tensor]:
         """Frames of all worlds, or the last ones where this step does not draw."""
-        self._ticks += 1
-        groups = [f"pixels/{c}" for c in self._cameras]
-        if self._ticks % self._draw_every and all(g in self._obs for g in groups):
-            return {g: self._obs[g] for g in groups}
-        return self._draw(np.arange(self.num_envs))
+        return self._pictures.look(self._obs, lambda camera: self._draw(np.arange(self.num_envs), camera))
 
-    def _draw(self, ids: np.ndarray) -> dict[str, Tensor]:
-        return {f"pixels/{c}": self.render(ids, c).to(self.device) for c in self._cameras}
+    def _draw(self, ids: np.ndarray, camera: str) -> Tensor:
+        return self.render(ids, camera).to(self.device)
 
     def render(self, ids: Sequence[int] | np.ndarray, camera: str, size: int | None = None) -> Tensor:
         """(N, H, W, 3) uint8 of worlds ``ids``; ``size`` pixels square, default ``image_size``."""
-        renderer = self._open_renderer(size or self._image_size)
-        qpos, mocap = self._engine.qpos.cpu().numpy(), self._engine.mocap_pos.cpu().numpy()
-        return torch.from_numpy(np.stack([renderer.render_state(qpos[i], mocap[i], (camera,))[0] for i in ids]))
-
-    def _open_renderer(self, size: int) -> Any:
-        if self._renderer is None or self._render_size != size:
-            from sims.rendering import SceneRenderer
-
-            if self._renderer is not None:
-                self._renderer.close()
-            self._renderer = SceneRenderer(self._model, self.world.cameras, size)
-            self._render_size = size
-        return self._renderer
+        rows = torch.as_tensor(np.asarray(ids), device=self.device)
+        qpos, mocap = (x[rows].cpu().numpy() for x in (self._engine.qpos, self._engine.mocap_pos))
+        return torch.from_numpy(self._pictures.draw(qpos, mocap, camera, size))
 
     # -- persistence ------------------------------------------------------------------------------------------------
 
@@ -346,7 +314,7 @@ class TaskEnv:
         return {
             "seed": self._seed,
             "diverged": self.diverged,
-            "ticks": self._ticks,
+            "ticks": self._pictures.ticks,
             "engine": self._engine.state_dict(),
             "obs": {name: value.clone() for name, value in self._obs.items()},
             **{name.strip("_"): getattr(self, name).copy() for name in self._ARRAYS},
@@ -358,7 +326,7 @@ class TaskEnv:
         if len(state["steps"]) != self.num_envs:
             raise UserError(f"the saved state has {len(state['steps'])} worlds, this environment {self.num_envs}")
         self._seed, self.diverged = int(state["seed"]), int(state["diverged"])
-        self._ticks = int(state["ticks"])
+        self._pictures.ticks = int(state["ticks"])
         self._engine.load_state_dict(state["engine"])
         for name in self._ARRAYS:
             setattr(self, name, np.array(state[name.strip("_")]))
@@ -373,6 +341,4 @@ class TaskEnv:
     def close(self) -> None:
         """Free threads and the graphics context."""
         self._engine.close()
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
+        self._pictures.close()
