@@ -29,6 +29,7 @@ HOMES = {
     "sbx": ("control.benchmark",),
     "brax": ("sims.brax_env",),
     "warp": ("sims.engines.warp",),
+    "mujoco_warp": ("sims.engines.warp",),
     "open_clip": ("vlm_rewards.clip",),
     "stable_baselines3": ("control.sb3", "control.benchmark"),
     "hydra": ("sims.verbs",),

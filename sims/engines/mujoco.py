@@ -17,6 +17,8 @@ import torch
 from mujoco import rollout
 from torch import Tensor
 
+from sims.engines.fields import check_fields
+
 _CONTROL = mujoco.mjtState.mjSTATE_CTRL | mujoco.mjtState.mjSTATE_MOCAP_POS | mujoco.mjtState.mjSTATE_MOCAP_QUAT
 _PUSH = mujoco.mjtState.mjSTATE_XFRC_APPLIED  # between the controls and the mocap poses in MuJoCo's order
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
@@ -103,11 +105,14 @@ class MujocoEngine:
 
     def set_fields(self, ids: Tensor, fields: Mapping[str, Tensor]) -> None:
         """A world with values of its own has a copy of the model; others share the nominal one."""
+        derive = check_fields(self.model, len(ids), fields)
         for row, i in enumerate(np.asarray(ids)):
             if self._models[i] is self.model:
                 self._models[i] = copy.copy(self.model)
             for name, values in fields.items():
                 getattr(self._models[i], name)[:] = np.asarray(values[row])
+            if derive:
+                mujoco.mj_setConst(self._models[i], self._data[0])
 
     def push(self, wrench: Tensor) -> None:
         nu, size = self.model.nu, 6 * self.model.nbody
