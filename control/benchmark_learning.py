@@ -26,6 +26,7 @@ from control.on_policy import OnPolicyLoop
 from sims.errors import UserError
 from sims.features import FEATURES
 from sims.registry import make
+from sims.types import VecEnv
 
 POINTS = 10  # evaluations per run, equally spaced
 EPISODES = 10  # of each
@@ -157,11 +158,11 @@ def train_one(run: Run, file: Path) -> dict[str, Any]:
     curve: list[dict[str, Any]] = []
 
     def note(step: int, act: Callable[..., Any]) -> None:
-        curve.append({"step": step, **_figures(run, evaluate(eval_env, act, EPISODES, EVAL_SEED))})
+        curve.append({"step": step, **_figures(eval_env, evaluate(eval_env, act, EPISODES, EVAL_SEED))})
 
     act, figures = learn(run, note)
     wall = time.monotonic() - started
-    final = _figures(run, evaluate(eval_env, act, FINAL_EPISODES, EVAL_SEED + 1))
+    final = _figures(eval_env, evaluate(eval_env, act, FINAL_EPISODES, EVAL_SEED + 1))
     eval_env.close()
     record = {
         **asdict(run), **{f"final_{k}": v for k, v in final.items()}, "final_episodes": FINAL_EPISODES,
@@ -172,8 +173,8 @@ def train_one(run: Run, file: Path) -> dict[str, Any]:
     return record
 
 
-def _figures(run: Run, result: EvalResult) -> dict[str, float]:
-    success = {"success": result.success} if run.env.startswith("tabletop") else {}  # the others have none
+def _figures(env: VecEnv, result: EvalResult) -> dict[str, float]:
+    success = {"success": result.success} if env.spec.has_success else {}  # the others have none
     return {"return": round(result.mean_return, 2), **success}
 
 

@@ -38,7 +38,9 @@ class Watch:
         self.cfg, self.env, self.eval_env = cfg, env, eval_env
         self.log = MetricLog(file, f"train {cfg.env}", cfg.steps, tensorboard=cfg.tensorboard)
         title = f"{cfg.env} {cfg.algo.name}"
-        self.progress = Progress(title, cfg.steps, cfg.eval_every, self) if cfg.progress else None
+        self.progress = None
+        if cfg.progress:
+            self.progress = Progress(title, cfg.steps, cfg.eval_every, self, has_success=env.spec.has_success)
         self.episodes = EpisodeStats(env.num_envs, env.device)
         self.exclusions = Exclusions(cfg.env, env.device)
         self.step, self.wall, self.solved_in_a_row, self.last_log, self.last_eval = 0, 0.0, 0, 0, 0

@@ -29,20 +29,22 @@ class Progress:
     """Evaluations stay on the screen; what lies between them is a bar that moves, or a line every ten seconds.
 
     Args:
-        world: environment and learner, the title; a world ``tabletop/...`` has a success worth showing when it is 0.
+        world: environment and learner, the title.
+        has_success: whether a success of 0 is worth showing.
         total: environment steps of the run.
         eval_every: environment steps between evaluations, 0: none.
     """
 
     def __init__(
-        self, world: str, total: int, eval_every: int, counters: Counters, console: Console | None = None
-    ) -> None:
+        self, world: str, total: int, eval_every: int, counters: Counters, console: Console | None = None,
+        has_success: bool = False,
+    ) -> None:  # fmt: skip
         self.world, self.total, self.eval_every, self.counters = world, total, eval_every, counters
         self.console = console or Console(highlight=False)
         self.live: Live | None = None
         self.row: Mapping[str, Any] = {}
         self.evaluated = ""  # figures of the last evaluation
-        self.has_success = world.startswith("tabletop")
+        self.has_success = has_success
         self.begun, self.shown = time.monotonic(), -math.inf
         self.first_step: int | None = None
 

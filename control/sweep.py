@@ -42,7 +42,7 @@ def run_trial(cfg: TrainConfig, folder: Path, objective: str = "") -> float:
     out = train(dataclasses.replace(cfg, out=str(folder / "run"), progress=False))
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     # one and the same number for every trial: a return of -500 is not below a success of 0
-    return float(result[objective or ("success" if cfg.env.startswith("tabletop") else "return")])
+    return float(result[objective or ("success" if result["has_success"] else "return")])
 
 
 def own_options(args: list[str]) -> tuple[dict[str, str], list[str]]:

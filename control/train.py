@@ -67,10 +67,10 @@ def _build_loop(cfg: ResolvedConfig, out: Path) -> Any:
     from control.off_policy import OffPolicyLoop
     from control.on_policy import OnPolicyLoop
     from sims.features import FEATURES
-    from sims.registry import make
+    from sims.registry import has_option, make
 
     options = dict(cfg.env_options)
-    if getattr(cfg.algo, "privileged", False) and cfg.env.startswith("tabletop"):
+    if getattr(cfg.algo, "privileged", False) and has_option(cfg.env, "privileged"):
         options |= {"privileged": True}
     score = None
     eval_env = make(cfg.env, min(cfg.num_envs, MOST_EVAL_ENVS), seed=cfg.seed + 1, **options)
@@ -102,12 +102,10 @@ def _demonstrations(cfg: ResolvedConfig, env: Any) -> list[Any]:
     if not cfg.demos:
         return []
     from control.demonstrations import collect_demonstrations
-    from sims.tasks import TASKS
 
-    name = cfg.env.partition("/")[2].split("_")[0]
-    if name not in TASKS:
+    demonstrator = env.demonstrator() if hasattr(env, "demonstrator") else None
+    if demonstrator is None:
         raise UserError(f"demos={cfg.demos}: {cfg.env} has no scripted demonstrator. Set demos=0.")
-    demonstrator = TASKS[name].demonstrator(env)
     return collect_demonstrations(env, demonstrator.act, cfg.demos, cfg.seed + 5_000)
 
 
@@ -122,7 +120,7 @@ def _finish(cfg: ResolvedConfig, loop: Any, out: Path) -> None:
     figures = {
         **result.to_json(spec.control_hz), "env": cfg.env, "algo": cfg.algo.name, "seed": cfg.seed, "steps": loop.step,
         "updates": loop.learner.updates, "demos": cfg.demos, "wall_s": round(loop.watch.wall, 2),
-        "excluded": loop.excluded, "solved": loop.watch.solved_in_a_row >= 2,
+        "has_success": spec.has_success, "excluded": loop.excluded, "solved": loop.watch.solved_in_a_row >= 2,
     }  # fmt: skip
     module = ActorModule(loop.features, loop.learner, spec)
     obs = loop.eval_env.reset(EXAMPLE_SEED)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sims.errors import UserError, unknown_choice
+from sims.own_world import build, is_own
 from sims.types import VecEnv
 from sims.worlds.variants import EPISODE_STEPS, VARIANTS, variants_of
 
@@ -15,7 +16,7 @@ def _tabletop(name: str, num_envs: int, seed: int, options: dict[str, Any]) -> V
     from sims.tabletop_env import TabletopEnv
     from sims.task_env import TaskEnv
 
-    _check_options(f"tabletop/{name}" if name else "tabletop", TaskEnv.__init__, options)
+    check_options(f"tabletop/{name}" if name else "tabletop", TaskEnv.__init__, options)
     jobs = {"": tuple(VARIANTS), **{t: variants_of(t) for t in EPISODE_STEPS}, **{v: (v,) for v in VARIANTS}}
     if name not in jobs:
         raise unknown_choice("task", f"tabletop/{name}", TABLETOP)
@@ -26,14 +27,14 @@ def _tabletop(name: str, num_envs: int, seed: int, options: dict[str, Any]) -> V
 def _gym(name: str, num_envs: int, seed: int, options: dict[str, Any]) -> VecEnv:
     from sims.gym_env import GymVecEnv
 
-    _check_options(f"gym/{name}", GymVecEnv.__init__, options)
+    check_options(f"gym/{name}", GymVecEnv.__init__, options)
     return GymVecEnv(name, num_envs, seed, **options)
 
 
 def _brax(name: str, num_envs: int, seed: int, options: dict[str, Any]) -> VecEnv:
     from sims.brax_env import BraxVecEnv
 
-    _check_options(f"brax/{name}", BraxVecEnv.__init__, options)
+    check_options(f"brax/{name}", BraxVecEnv.__init__, options)
     return BraxVecEnv(name, num_envs, seed, **options)
 
 
@@ -50,7 +51,8 @@ def make(name: str, num_envs: int, seed: int = 0, **options: Any) -> VecEnv:
     """Build a batch of worlds.
 
     Args:
-        name: ``tabletop``, ``tabletop/<task or job>``, ``gym/<Gymnasium id>`` or ``brax/<environment>``.
+        name: ``tabletop``, ``tabletop/<task or job>``, ``gym/<Gymnasium id>``, ``brax/<environment>``, or
+            ``module:attribute`` of a world of your own (:mod:`sims.own_world`).
         num_envs: batch size B.
         seed: seed of all random streams.
         options: keyword arguments of the family's environment class.
@@ -58,6 +60,8 @@ def make(name: str, num_envs: int, seed: int = 0, **options: Any) -> VecEnv:
     Raises:
         UserError: unknown name or option, listing the known ones and the closest.
     """
+    if is_own(name):
+        return build(name, num_envs, seed, dict(options))
     family, _, rest = name.partition("/")
     if family not in FAMILIES:
         raise unknown_choice("environment", name, list_envs())
@@ -74,7 +78,16 @@ def list_envs() -> tuple[str, ...]:
     return (*TABLETOP, *BRAX, "gym/Pendulum-v1", "gym/HalfCheetah-v5")
 
 
-def _check_options(name: str, init: Callable[..., None], options: dict[str, Any]) -> None:
+def has_option(name: str, option: str) -> bool:
+    """Whether the environments of that name take an option that only worlds of ours have, such as ``privileged``."""
+    from sims.task_env import TaskEnv
+
+    ours = is_own(name) or name.partition("/")[0] == "tabletop"
+    return ours and option in inspect.signature(TaskEnv.__init__).parameters
+
+
+def check_options(name: str, init: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Raises UserError for an option that ``init`` does not take."""
     known = [
         p for p in inspect.signature(init).parameters if p not in ("self", "name", "num_envs", "seed", "task", "world")
     ]

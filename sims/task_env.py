@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sims.demonstrators import Mixed
 from sims.engines import make_engine
 from sims.errors import UserError, unknown_choice
 from sims.pictures import Pictures
@@ -184,6 +185,14 @@ class TaskEnv:
         if out.shape != (self.num_envs,) or out.min() < 0 or out.max() >= len(known):
             raise UserError(f"need one of {len(known)} variants for each of {self.num_envs} worlds, got {list(ids)}")
         return out
+
+    def demonstrator(self) -> Any:
+        """Something with ``act(obs) -> (B, A)`` that does the jobs; None where a task has no script."""
+        makers = {name: self.world.tasks[name].demonstrator for name in sorted({job.task for job in self._jobs})}
+        if None in makers.values():
+            return None
+        scripts = {name: maker(self) for name, maker in makers.items()}
+        return next(iter(scripts.values())) if len(scripts) == 1 else Mixed(self, scripts)
 
     # -- stepping ---------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class EnvSpec:
         episode_steps: time limit in actions.
         instructions: the sentences that ``instruction`` indexes.
         features: name in ``sims.features.FEATURES`` of the function that turns the groups into one flat input.
+        has_success: whether ``metrics["success"]`` means something; else only the return tells how good a policy is.
     """
 
     task: str
@@ -58,6 +59,7 @@ class EnvSpec:
     action_kind: str = "native"
     instructions: tuple[str, ...] = ()
     features: str = "concat"
+    has_success: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, full precision; inverse of :meth:`from_json`."""

@@ -48,15 +48,21 @@ class Link:
 
 @dataclass(frozen=True)
 class Arm:
-    """A serial arm whose last joint is the jaw; points are in the frame of the last link before the jaw."""
+    """A serial arm. Where the hand can be computed from encoders the last joint is the jaw.
+
+    Attributes:
+        lead: rad, how far the target may run ahead of each measured angle: limits the push of a blocked arm.
+        links: frames of the joints, for forward kinematics; empty: unknown.
+        tip, grasp: points (m) in the frame of the last link before the jaw; ``jaw_tip`` in that of the jaw.
+    """
 
     name: str
     joints: tuple[Joint, ...]
-    links: tuple[Link, ...]
-    tip: tuple[float, float, float]
-    grasp: tuple[float, float, float]
-    jaw_tip: tuple[float, float, float]
     lead: tuple[float, ...]
+    links: tuple[Link, ...] = ()
+    tip: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    grasp: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    jaw_tip: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,7 +102,6 @@ SO101 = Arm(
     tip=(-0.0079, 0.0, -0.1045),
     grasp=(0.006, 0.0, -0.092),
     jaw_tip=(-0.0115, -0.083, 0.0189),
-    # the target may lead the measured angle by this much (rad): limits the push of a blocked arm
     lead=(0.25, 0.25, 0.25, 0.25, 0.25, 0.5),
 )
 

@@ -135,7 +135,7 @@ class Run:
 def display(terminal: bool, world: str = "tabletop/reach sac") -> tuple[Progress, Run, io.StringIO]:
     run, stream = Run(), io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=200, color_system=None, highlight=False)
-    return Progress(world, 1000, 400, run, console), run, stream
+    return Progress(world, 1000, 400, run, console, "tabletop" in world), run, stream
 
 
 ROW = {"step": 500, "updates": 60, "return": -1.25, "success": 0.5, "excluded": 3}
